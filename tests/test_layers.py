@@ -82,8 +82,8 @@ def test_core_imports_the_standard_library_torch_safetensors_and_itself():
     nothing_else(files("core"), "torch", "safetensors", "potluck.core")
 
 
-def test_parts_import_core_and_the_contract_and_the_split_of_models():
-    models = ("potluck.models.contract", "potluck.models.split")
+def test_parts_import_core_and_the_contract_the_split_and_the_stages_of_models():
+    models = ("potluck.models.contract", "potluck.models.split", "potluck.models.stages")
     nothing_else(files("parts"), "torch", "numpy", "potluck.core", "potluck.parts", *models)
 
 
@@ -97,8 +97,9 @@ def test_a_method_imports_the_words_of_methods_alone():
     )
 
 
-def test_the_words_of_methods_are_of_core_of_parts_and_of_the_contract_and_the_split_of_models():
-    nothing_else(files("fl.py"), "potluck.core", "potluck.parts", "potluck.models.contract", "potluck.models.split")
+def test_the_words_of_methods_are_of_core_of_parts_and_of_the_contract_the_split_and_the_stages_of_models():
+    models = ("potluck.models.contract", "potluck.models.split", "potluck.models.stages")
+    nothing_else(files("fl.py"), "potluck.core", "potluck.parts", *models)
     below = [path for name in ("core", "parts", "models", "engine", "data") for path in files(name)]
     none_of(below, "potluck.fl")
 

@@ -60,6 +60,7 @@ from potluck.core.roles import Replies as Replies
 from potluck.core.roles import Server as Server
 from potluck.core.schema import Schema as Schema
 from potluck.models import contract as contract
+from potluck.models import stages as stages
 from potluck.models.contract import StagedNet as StagedNet
 from potluck.models.contract import staged as staged
 from potluck.models.split import Split as Split

@@ -156,16 +156,24 @@ def test_next_larger__has_the_same_top_blocks(play, clouds):
 # Rows of blocks
 
 
+def prefixes(net):
+    """By row, what the names of each block's tensors begin with."""
+    return {
+        row: [one.pop() for one in ({name.removesuffix(own) for own, name in block.items()} for block in blocks)]
+        for row, blocks in rows(net).items()
+    }
+
+
 def test_rows__of_a_net_of_plain_stages_are_one_without_stem_and_last_norm():
-    assert rows(mlp5(3, (6,))) == {"": [f"stages.hidden{j}." for j in range(1, 5)]}
+    assert prefixes(mlp5(3, (6,))) == {"": [f"stages.hidden{j}." for j in range(1, 5)]}
     net = vit(3, (1, 8, 8), patch=4, width=8, heads=2, depth=3)
-    assert rows(net) == {"": [f"stages.block{j}." for j in range(1, 4)]}
+    assert prefixes(net) == {"": [f"stages.block{j}." for j in range(1, 4)]}
 
 
 def test_momentum__of_resnets_is_that_of_each_stages_blocks_from_the_smaller_ones_last_on():
     small, large = (RESNETS[name](10, (3, 32, 32), width=4) for name in ("resnet10", "resnet14"))
-    assert rows(small)["layer3"] == ["stages.layer3.0."]
-    assert rows(large)["layer3"] == ["stages.layer3.0.", "stages.layer3.1."]
+    assert prefixes(small)["layer3"] == ["stages.layer3.0."]
+    assert prefixes(large)["layer3"] == ["stages.layer3.0.", "stages.layer3.1."]
     g, other = (parameters_of(net) for net in (small, large))
     found = momentum(g, rows(small), other, rows(large))
     for stage in ("layer1", "layer2"):  # as many blocks in both
@@ -183,7 +191,8 @@ def test_momentum__of_resnets_is_that_of_each_stages_blocks_from_the_smaller_one
 def test_momentum__of_nets_without_common_blocks_is_none():
     g, other = parameters_of(mlp2(3, (6,))), parameters_of(mlp5(3, (6,), width=8))
     assert momentum(g, rows(mlp2(3, (6,))), other, rows(mlp5(3, (6,)))) == {}
-    assert momentum(g, {"": ["stages.hidden1."]}, other, {"layer1": ["stages.hidden1."]}) == {}
+    block = {"weight": "stages.hidden1.0.weight"}
+    assert momentum(g, {"": [block]}, other, {"layer1": [block]}) == {}
 
 
 # Who shares what

@@ -99,10 +99,10 @@ def _parts(net: nn.Module, input_shape: InputShape) -> Table:
 def _print_places(console: Console, plan: SplitPlan, model: str) -> None:
     """The places where a network can be cut, and how to choose."""
     table = Table("place", "one example", "")
-    words = {plan.extractor: "the extractor ends", plan.features: "the head reads it"}
+    words = {stage.end: f"stage {stage} ends" for stage in plan.stages}
+    words |= {plan.extractor: "the extractor ends", plan.features: "the head reads it"}
     for place in plan.places:
-        stage = "a stage ends" if place in plan.stages else ""
-        table.add_row(escape(str(place)), _shown(place.shape), words.get(place, stage))
+        table.add_row(escape(str(place)), _shown(place.shape), escape(words.get(place, "")))
     console.print(table)
     console.print('"<fc" is what fc reads, "fc" what it puts out, "fc#2" what it puts out when it is called again')
     for reason in plan.left_out:

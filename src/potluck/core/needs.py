@@ -14,7 +14,7 @@ from potluck.core.meeting import meetings
 from potluck.core.nets.modes import to_training
 from potluck.core.nets.scale import FULL, Cuts, Scale, built
 from potluck.core.nets.slicing import NoSlices, cut_by, incoherent
-from potluck.core.nets.splitting import Splits, split_problem
+from potluck.core.nets.splitting import Splits, is_planned, split_problem
 from potluck.core.nets.weights import learnt_of, tensors_of
 from potluck.core.tasks.named import CLASSIFICATION
 from potluck.core.tasks.task import Task
@@ -215,6 +215,8 @@ def _fits(narrow: nn.Module, full: nn.Module) -> bool:
 
 def _depth_prefixes(offer: Offer) -> str | None:
     name = offer.server_architecture
+    if is_planned(offer.build(name)):
+        return None  # by its plan, any of its stages can be left out
     try:
         full, shallow = offer.build(name), offer.build(name, Scale(depth=1))
     except NoSlices as problem:

@@ -131,7 +131,7 @@ class DepthFL(fl.depth.DepthLevels[State]):
 
     def exit_behind(self, shapes: Sequence[Size]) -> fl.exits.ExitBuilder:
         if self.exits == "linear":
-            return fl.contract.linear_exit
+            return fl.exits.small_exit
         return partial(fl.exits.bottleneck_exit, shapes)
 
     def weight(self, number: int) -> float:
@@ -149,7 +149,7 @@ class ExitsLoss:
 
     def __call__(self, net: nn.Module, batch: fl.Batch, extras: fl.Extras) -> Tensor:
         """Of one batch; with one classifier it is the task's loss, bit for bit."""
-        outputs = list(fl.contract.in_stages(net).exit_outputs(batch.inputs).values())
+        outputs = list(fl.stages.exit_outputs(net, batch.inputs).values())
         losses = [self.criterion(z, batch.targets) for z in outputs]
         if self.weight:
             taught = [fl.losses.distillation(z, teacher) for z, teacher in permutations(outputs, 2)]
@@ -160,15 +160,15 @@ class ExitsLoss:
 class Ensemble(nn.Module):
     """The mean of all classifiers' outputs."""
 
-    def __init__(self, net: fl.StagedNet) -> None:
+    def __init__(self, net: nn.Module) -> None:
         super().__init__()
         self.net = net
 
     def forward(self, x: Tensor) -> Tensor:
         """Inputs (batch, ...) to outputs (batch, classes)."""
-        return torch.stack([*self.net.exit_outputs(x).values()]).mean(0)
+        return torch.stack([*fl.stages.exit_outputs(self.net, x).values()]).mean(0)
 
 
-def ensemble(net: fl.StagedNet) -> nn.Module:
+def ensemble(net: nn.Module) -> nn.Module:
     """What predicts: the net itself if it has one classifier."""
-    return Ensemble(net) if len(net.exits) - bool(net.ending) else net
+    return Ensemble(net) if fl.stages.has_early_exits(net) else net

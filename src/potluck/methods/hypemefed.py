@@ -144,14 +144,14 @@ class HypeMeFed(fl.depth.DepthLevels[State]):
     def sources(self, net: nn.Module, input_shape: fl.InputShape) -> dict[str, str]:
         """By the name of each matrix that some level lacks, that of the one which it is generated from."""
         weights = {name: tensor for name, tensor in fl.parameters_of(net).items() if tensor.dim() > 1}
-        row, levels = block_names(fl.contract.in_stages(net)), self.names(net, input_shape).values()
-        ends = sorted({sum(block.startswith(names) for block in row) for names in levels})
+        row = [block for blocks in fl.stages.stages_of(net).rows.values() for block in blocks]
+        ends = sorted({fl.exits.blocks_within(net, level) for level in self.levels})
         found = dict[str, str]()
         for end, next_end in pairwise(ends):
             for number in range(end, next_end):
                 block, before = row[number], row[number - min(next_end - end, end)]
-                pairs = {name: before + name.removeprefix(block) for name in weights if name.startswith(block)}
-                found |= {target: source for target, source in pairs.items() if source in weights}
+                pairs = {name: before[own] for own, name in block.items() if own in before}
+                found |= {name: pairs[name] for name in weights if pairs.get(name) in weights}
         return found
 
     @fl.on_client
@@ -166,17 +166,6 @@ class HypeMeFed(fl.depth.DepthLevels[State]):
 
     def global_model(self, state: State, server: fl.Server) -> nn.Module | None:
         return fl.load(self.net(server, max(self.levels)), {**state.weights, **state.buffers})
-
-
-def block_names(net: fl.StagedNet) -> list[str]:
-    """Block by block, what the names of its tensors begin with."""
-    found, counted = list[str](), fl.contract.blocks(net)
-    for name, stage in net.named_stages().items():
-        if isinstance(stage, fl.contract.Blocks):
-            found += [f"stages.{name}.{number}." for number in range(len(stage))]
-        elif name in counted:
-            found.append(f"stages.{name}.")
-    return found
 
 
 class Hypernetwork(nn.Module):

@@ -45,7 +45,7 @@ Departures from the paper
     9. Local training defaults to Adam, like all methods here.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import dropwhile
 from typing import Annotated, Literal
@@ -54,8 +54,8 @@ from torch import nn
 
 from potluck import fl
 
-Rows = dict[str, list[str]]
-"""Of one architecture, by row the blocks from the input on, each as what its tensors' names begin with."""
+Rows = Mapping[str, Sequence[fl.stages.BlockTensors]]
+"""Of one architecture, by row the blocks from the input on."""
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ class InclusiveFL(fl.SharesWeights[State]):
         if self.shared == "lower":
             for size, member in sizes(server).items():
                 layers = fl.weights.pick(pool[self.sharing.group(member)], member.shapes)
-                own[size] = {n: w for n, w in layers.items() if n.startswith(server.about(size, apart))}
+                own[size] = {n: w for n, w in layers.items() if n in server.about(size, apart)}
         return State(pool, own, {})
 
     def round(self, state: State, cohort: fl.Cohort, server: fl.Server) -> State:
@@ -175,8 +175,8 @@ def sizes(server: fl.Server) -> dict[str, fl.Member]:
 
 def next_larger(size: str, server: fl.Server) -> str | None:
     """The next larger architecture that has the top blocks of this one; None for the largest."""
-    ordered, top = sizes(server), tuple(tops(server.about(size, rows)))
-    needed = {name: shape for name, shape in ordered[size].shapes.items() if name.startswith(top)}
+    ordered, top = sizes(server), tops(server.about(size, rows))
+    needed = {name: shape for name, shape in ordered[size].shapes.items() if name in top}
     after = list(ordered)[list(ordered).index(size) + 1 :]
     return next((other for other in after if needed.items() <= ordered[other].shapes.items()), None)
 
@@ -192,9 +192,10 @@ def momentum(g: fl.Weights, own: Rows, larger: fl.Weights, theirs: Rows) -> fl.W
     """
     found: fl.Weights = {}
     for row, (*_, top) in own.items():
-        above = list(dropwhile(lambda block, top=top: block != top, theirs.get(row, [])))
-        for name in [name for name in g if name.startswith(top)]:
-            layers = [larger.get(block + name.removeprefix(top)) for block in above]
+        names = {name: own for own, name in top.items()}
+        above = list(dropwhile(lambda block, top=top: not {*top.values()} <= {*block.values()}, theirs.get(row, [])))
+        for name in [name for name in g if name in names]:
+            layers = [larger.get(block.get(names[name], "")) for block in above]
             same = [layer for layer in layers if layer is not None and layer.shape == g[name].shape]
             if 0 < len(same) == len(above):
                 found[name] = fl.weights.mean(same, [1.0] * len(same))
@@ -202,21 +203,15 @@ def momentum(g: fl.Weights, own: Rows, larger: fl.Weights, theirs: Rows) -> fl.W
 
 
 def rows(net: nn.Module, input_shape: fl.InputShape = ()) -> Rows:
-    """A net's rows: the blocks of each stage made of `Blocks`, and all its other stages but its stem and last norms."""
-    found, counted = Rows(), fl.contract.blocks(fl.staged(net))
-    for name, stage in fl.staged(net).named_stages().items():
-        if isinstance(stage, fl.contract.Blocks):
-            found[name] = [f"stages.{name}.{number}." for number in range(len(stage))]
-        elif name in counted:
-            found.setdefault("", []).append(f"stages.{name}.")
-    return found
+    """A net's rows: the blocks of each stage or list that has several, and all other blocks together."""
+    return fl.stages.stages_of(net).rows
 
 
-def tops(found: Rows) -> list[str]:
-    """The last block of each row."""
-    return [row[-1] for row in found.values()]
+def tops(found: Rows) -> frozenset[str]:
+    """The names of the weights of each row's last block."""
+    return frozenset(name for row in found.values() for name in row[-1].values())
 
 
-def apart(net: nn.Module, input_shape: fl.InputShape = ()) -> tuple[str, ...]:
-    """What the names begin with of the layers that a size may keep to itself: its top blocks and its head."""
-    return (*tops(rows(net)), f"{fl.staged(net).head_name}.")
+def apart(net: nn.Module, input_shape: fl.InputShape = ()) -> frozenset[str]:
+    """The names of the weights that a size may keep to itself: of its top blocks and its head."""
+    return tops(rows(net)) | fl.split(net).last_names()

@@ -192,7 +192,7 @@ class ExitsLoss:
 
     def __call__(self, net: nn.Module, batch: fl.Batch, extras: fl.Extras) -> Tensor:
         """Of one batch; with one exit it is the task's loss, bit for bit."""
-        *shallow, deepest = fl.contract.in_stages(net).exit_outputs(batch.inputs).values()
+        *shallow, deepest = fl.stages.exit_outputs(net, batch.inputs).values()
         losses = [self.criterion(z, batch.targets) for z in (*shallow, deepest)]
         if self.gamma:
             for j, z in enumerate(shallow):

@@ -19,6 +19,7 @@ from potluck.core.nets.batchnorm import batch_norms, norms_of
 from potluck.core.nets.entrance import blank_inputs
 from potluck.core.nets.modes import mode
 from potluck.core.nets.slicing import cut_by
+from potluck.core.nets.splitting import plan_of, split_problem
 from potluck.core.nets.tracing import Unfollowed, trace
 from potluck.core.requests.beside_training import NetPart
 
@@ -490,16 +491,18 @@ def classifier_of(net: nn.Module, input_shape: InputShape) -> frozenset[str]:
 
 
 def _no_stages(offer: Offer) -> str | None:
-    """A client's net that is cut by its dataflow has places, and no parts that are networks of their own."""
     for name, net in offer.nets.items():
         apart = f"{name}: it trains stages of a network apart, and"
         if not isinstance(net, StagedNet):
-            return f"{apart} {type(net).__name__} has none"
-        if net.feature_fit is not None:
+            if split_problem(net) is None and (problem := plan_of(net).stages_problem):  # else it is another need
+                return f"{apart} {type(net).__name__} {problem}"
+        elif net.feature_fit is not None:
             return f"{apart} federation.feature_width, which has to be left out, adds a layer behind them"
     return None
 
 
 STAGES = Need(
-    "networks in stages", _no_stages, "expected a StagedNet: give its parts to potluck.models.contract.StagedNet"
+    "networks in stages",
+    _no_stages,
+    "give its parts to potluck.models.contract.StagedNet; to see the stages of a network: potluck inspect FILE.py:NAME",
 )

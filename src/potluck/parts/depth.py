@@ -18,8 +18,9 @@ from potluck.core.nets.weights import Weights, buffers_of, load, parameters_of
 from potluck.core.requests.fit import LocalTraining
 from potluck.core.roles import Client, Server
 from potluck.core.schema import Schema, like
-from potluck.models.contract import STAGES, StagedNet, in_stages, linear_exit, place_shapes
-from potluck.parts.exits import ExitBuilder, leading_names, leading_share
+from potluck.models.contract import STAGES
+from potluck.models.stages import stages_of
+from potluck.parts.exits import ExitBuilder, LeadingNames, leading_names, leading_share, small_exit
 from potluck.parts.width import level_within, warn_below
 
 
@@ -68,7 +69,7 @@ class DepthLevels(Method[D]):
         """One net for all, of which leading blocks are nets."""
         return frozenset({Need.ONE_ARCHITECTURE, Need.SPLIT_MODEL, STAGES, Need.DEPTH_PREFIXES})
 
-    def whole(self, server: Server) -> StagedNet:
+    def whole(self, server: Server) -> nn.Module:
         """The net with all its exits, as it begins; warns of clients whose capacity lies below the smallest level."""
         warn_below(min(self.levels), server, self, "the smallest level", "give method.levels a smaller one")
         return self.net(server, max(self.levels))
@@ -82,12 +83,12 @@ class DepthLevels(Method[D]):
         """The largest level that the client's capacity allows."""
         names = server.about(None, self.names)[level_within(self.levels, server.roster[client_id].capacity)]
         weights, buffers = (
-            {name: tensor for name, tensor in whole.items() if name.startswith(names)}
+            {name: tensor for name, tensor in whole.items() if name in names}
             for whole in (state.weights, state.buffers)
         )
         return Message(weights=weights, buffers=buffers or None)
 
-    def filled(self, client: Client, message: Message) -> StagedNet:
+    def filled(self, client: Client, message: Message) -> nn.Module:
         """On the client, its part of the net with what it was sent."""
         net = self.net(client, level_within(self.levels, client.capacity))
         load(net, {**message["weights"], **(message.get("buffers") or {})})
@@ -99,14 +100,14 @@ class DepthLevels(Method[D]):
 
     def exit_behind(self, shapes: Sequence[Size]) -> ExitBuilder:
         """What makes an exit; `shapes` are those of one example's features at all places."""
-        return linear_exit
+        return small_exit
 
-    def net(self, party: Server | Client, level: float) -> StagedNet:
+    def net(self, party: Server | Client, level: float) -> nn.Module:
         """The leading share of the net's blocks, with the exits behind them."""
         full, data = (party.build(), party) if isinstance(party, Server) else (party.model, party.train)
-        build = self.exit_behind([*place_shapes(in_stages(full), data.input_shape).values()])
-        return leading_share(party, in_stages(full), data.input_shape, level, self.levels, build)
+        build = self.exit_behind([*stages_of(full).shapes(data.input_shape).values()])
+        return leading_share(party, full, data.input_shape, level, self.levels, build)
 
-    def names(self, net: nn.Module, input_shape: InputShape) -> dict[float, tuple[str, ...]]:
-        """By level, what the names of its tensors begin with."""
-        return {level: leading_names(in_stages(net), level) for level in self.levels}
+    def names(self, net: nn.Module, input_shape: InputShape) -> dict[float, LeadingNames]:
+        """By level, the names of its tensors."""
+        return {level: leading_names(net, level) for level in self.levels}

@@ -7,6 +7,7 @@ net of a model's layers and these.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 
@@ -16,24 +17,20 @@ from torch.nn import functional as F
 from potluck.core.ground.inputs import InputShape
 from potluck.core.nets.batchnorm import batch_norms
 from potluck.core.roles import Client, Server
-from potluck.models.contract import (
-    Exit,
-    GlobalPool,
-    StagedNet,
-    blocks,
-    linear_exit,
-    of_depth,
-    place_names,
-    place_shapes,
-    with_exits,
-)
+from potluck.models.contract import Exit, GlobalPool
+from potluck.models.stages import stages_of
 
-ExitBuilder = Callable[[StagedNet, Size, int], nn.Module]
+ExitBuilder = Callable[[nn.Module, Size, int], nn.Module]
 """Makes of a net, the shape of one example's features at an exit, and the number of outputs, that exit."""
 
 
+def small_exit(net: nn.Module, features: Size, outputs: int, *, track: bool = True) -> Exit:
+    """A norm, a mean over positions and a linear layer, see `Stages.small_exit`."""
+    return stages_of(net).small_exit(features, outputs, track=track)
+
+
 def new_exits(
-    party: Server | Client, net: StagedNet, behind: Mapping[str, Size], build: ExitBuilder = linear_exit
+    party: Server | Client, net: nn.Module, behind: Mapping[str, Size], build: ExitBuilder = small_exit
 ) -> nn.ModuleDict:
     """By place, an exit of a net, with initial weights drawn from the run's seed and the place's name.
 
@@ -42,7 +39,7 @@ def new_exits(
     Args:
         party: who makes them; all make the same.
         net: that they are for.
-        behind: the places, see `potluck.models.contract.places`, and the shape of one example's features at each.
+        behind: the places, see `potluck.models.stages`, and the shape of one example's features at each.
         build: makes one.
     """
     found = nn.ModuleDict()
@@ -53,19 +50,19 @@ def new_exits(
     return found
 
 
-def blocks_within(net: StagedNet, share: float) -> int:
+def blocks_within(net: nn.Module, share: float) -> int:
     """How many of a net's blocks make up at most this share of them; at least one."""
-    return max(1, math.floor(share * len(blocks(net)) + 1e-9))  # 0.29 * 100 is 28.999999999999996
+    return max(1, math.floor(share * len(stages_of(net).blocks) + 1e-9))  # 0.29 * 100 is 28.999999999999996
 
 
 def leading_share(
     party: Server | Client,
-    net: StagedNet,
+    net: nn.Module,
     input_shape: InputShape,
     share: float,
     exits_behind: Sequence[float],
-    build: ExitBuilder = linear_exit,
-) -> StagedNet:
+    build: ExitBuilder = small_exit,
+) -> nn.Module:
     """The leading share of a net's blocks, with the exits that stand behind them.
 
     Its layers are those of the net. It ends in an exit, unless it has all blocks: then in the net's own head, behind
@@ -79,37 +76,57 @@ def leading_share(
         exits_behind: shares of the blocks behind which nets have exits; those beyond `share` are left out.
         build: makes an exit.
     """
-    known, depth = blocks(net), blocks_within(net, share)
+    whole, depth = stages_of(net), blocks_within(net, share)
+    known, shapes = whole.blocks, whole.shapes(input_shape)
     reached = {blocks_within(net, each) for each in (*exits_behind, share)}
-    shapes = place_shapes(net, input_shape)
     behind = [known[number - 1] for number in sorted(reached) if number <= depth and number < len(known)]
     exits = new_exits(party, net, {place: shapes[place] for place in behind}, build)
-    return of_depth(with_exits(net, dict(exits.items())), depth, party.num_classes, input_shape)
+    return whole.leading(depth, dict(exits.items()))
 
 
-def leading_names(net: StagedNet, share: float) -> tuple[str, ...]:
-    """What the names begin with of the tensors that `leading_share` has, among those of the net with all its exits."""
-    known, depth, layers = blocks(net), blocks_within(net, share), place_names(net)
+@dataclass(frozen=True)
+class LeadingNames:
+    """The names of the tensors that `leading_share` has, among those of the net with all its exits.
+
+    Attributes:
+        layers: of the net's own; None for all that it has.
+        places: behind which it has exits.
+    """
+
+    layers: frozenset[str] | None
+    places: frozenset[str]
+
+    def __contains__(self, name: str) -> bool:
+        if self.layers is None:
+            return True
+        start, _, rest = name.partition(".")
+        return rest.partition(".")[0] in self.places if start == "exits" else name in self.layers
+
+
+def leading_names(net: nn.Module, share: float) -> LeadingNames:
+    """Which tensors the leading share of a net's blocks has."""
+    whole, depth = stages_of(net), blocks_within(net, share)
+    known, names = whole.blocks, whole.names()
     if depth == len(known):
-        return ("",)
-    kept = list(layers)[: list(layers).index(known[depth - 1]) + 1]
-    return (*(layers[place] for place in kept), *(f"exits.{place}." for place in kept))
+        return LeadingNames(None, frozenset(names))
+    kept = list(names)[: list(names).index(known[depth - 1]) + 1]
+    return LeadingNames(frozenset[str]().union(*(names[place] for place in kept)), frozenset(kept))
 
 
-def convolutional_exit(net: StagedNet, features: Size, outputs: int) -> Exit:
-    """Three convolutions of one width and a linear layer behind a feature map; behind other features `linear_exit`.
+def convolutional_exit(net: nn.Module, features: Size, outputs: int) -> Exit:
+    """Three convolutions of one width and a linear layer behind a feature map; behind other features `small_exit`.
 
     A BatchNorm, if the net has any, and ReLU follow each convolution (ScaleFL, as in the authors' ResNet).
     """
-    if len(features) != 3:
-        return linear_exit(net, features, outputs)
+    if not stages_of(net).has_maps(features):
+        return small_exit(net, features, outputs)
     channels, normed = features[0], bool(batch_norms(net))
     rows = [_layer(normed, nn.Conv2d(channels, channels, 3, padding=1, bias=not normed)) for _ in range(3)]
     return Exit(nn.Sequential(*(module for row in rows for module in row), GlobalPool()), nn.Linear(channels, outputs))
 
 
-def bottleneck_exit(shapes: Sequence[Size], net: StagedNet, features: Size, outputs: int) -> Exit:
-    """A gate and a row of separable convolutions behind a feature map; behind other features `linear_exit`.
+def bottleneck_exit(shapes: Sequence[Size], net: nn.Module, features: Size, outputs: int) -> Exit:
+    """A gate and a row of separable convolutions behind a feature map; behind other features `small_exit`.
 
     Each of the row has a stride of 2, until the map is as small and as wide as the net's last (DepthFL, as in the
     authors' ResNet).
@@ -120,11 +137,12 @@ def bottleneck_exit(shapes: Sequence[Size], net: StagedNet, features: Size, outp
         features: shape of one example's here.
         outputs: how many numbers it puts out.
     """
-    if len(features) != 3:
-        return linear_exit(net, features, outputs)
+    has_maps = stages_of(net).has_maps
+    if not has_maps(features):
+        return small_exit(net, features, outputs)
     normed, widths, side = bool(batch_norms(net)), [features[0]], features[-1]
     for shape in shapes:
-        if len(shape) == 3 and shape[-1] < side:
+        if has_maps(shape) and shape[-1] < side:
             widths, side = [*widths, shape[0]], shape[-1]
     rows = [_separable(*pair, normed) for pair in pairwise(widths)]
     return Exit(nn.Sequential(AttentionGate(features[0], normed), *rows, GlobalPool()), nn.Linear(widths[-1], outputs))

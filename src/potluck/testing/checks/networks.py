@@ -20,7 +20,7 @@ from potluck.engine.executors import Pending
 from potluck.engine.executors.sequential import Sequential
 from potluck.engine.executors.stacked import Stacked
 from potluck.engine.rounds.engine import Engine
-from potluck.models.contract import STAGES, StagedNet
+from potluck.models.contract import StagedNet
 from potluck.parts.crosslayer import InCo
 from potluck.testing.checks.subjects import Overrides, Subject, all_bytes, engine_for
 from potluck.testing.hearing import Hearing
@@ -113,8 +113,7 @@ def _named(federation: Federation) -> Federation:
 
 def cuts_networks(method: Subject, overrides: Overrides = ()) -> bool:
     """Whether a method cuts networks in parts, and does so with those without stages as with staged ones."""
-    needs = quick(method, overrides).needs()
-    return Need.SPLIT_MODEL in needs and STAGES not in needs and not issubclass(method, InCo)
+    return Need.SPLIT_MODEL in quick(method, overrides).needs() and not issubclass(method, InCo)
 
 
 def trains_no_more_than_fits(method: Subject) -> None:

@@ -93,7 +93,7 @@ def test_splits__nets_that_embed_are_looked_at_with_tokens_that_every_embedding_
 
     net = Splits((7,), real_inputs=known).remember(Reads(), ("reads",))
     plan = plan_of(net)
-    assert (str(plan.extractor), plan.extractor.shape, plan.channels) == ("tokens", (7, 4), 1)
+    assert (str(plan.extractor), plan.extractor.shape, plan.channels[plan.extractor]) == ("tokens", (7, 4), 1)
     tokens = torch.randint(50, (2, 7))
     h = plan.course.run(net, tokens, stop=plan.extractor)
     assert_close(plan.course.run(net, h, plan.extractor), net(tokens))

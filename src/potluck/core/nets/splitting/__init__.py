@@ -7,9 +7,10 @@ training mode, against the whole network. *SplitPlan*: of the proven places, whe
 reads.
 """
 
-from potluck.core.nets.splitting.known import NotPlanned, Splits, plan_of, split_problem, unplanned
+from potluck.core.nets.splitting.known import NotPlanned, Splits, is_planned, plan_of, split_problem, unplanned
 from potluck.core.nets.splitting.look import CannotSplit, Place
-from potluck.core.nets.splitting.plan import SplitPlan, make_plan
+from potluck.core.nets.splitting.plan import SplitPlan, Stage, make_plan
+from potluck.core.nets.splitting.prune import pruned
 
 __all__ = [
     "CannotSplit",
@@ -17,8 +18,11 @@ __all__ = [
     "Place",
     "SplitPlan",
     "Splits",
+    "Stage",
+    "is_planned",
     "make_plan",
     "plan_of",
+    "pruned",
     "split_problem",
     "unplanned",
 ]

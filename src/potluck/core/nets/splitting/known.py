@@ -155,6 +155,11 @@ def plan_of(net: nn.Module) -> SplitPlan:
     return known.plan(net)
 
 
+def is_planned(net: nn.Module) -> bool:
+    """Whether a net is split by its dataflow, and can be."""
+    return not hasattr(net, "split_problem") and split_problem(net) is None
+
+
 def split_problem(net: nn.Module) -> str | None:
     """Why a network cannot be split into extractor, intermediate layers and classifier; None if it can.
 

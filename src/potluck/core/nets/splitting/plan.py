@@ -4,10 +4,13 @@ It is made once, by looking at one net, and holds for every net of the architect
 """
 
 import copy
+import itertools
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import combinations, pairwise
 from typing import Any, Literal
 
 import torch
@@ -31,6 +34,26 @@ _CHANNELS_LAST = {nn.Linear, nn.LayerNorm, nn.Embedding, nn.RMSNorm}
 _CHANNELS_FIRST = (*BATCH_NORMS, nn.GroupNorm, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
+@dataclass(frozen=True)
+class Stage:
+    """What lies between two places where a net can be cut, or between its inputs and the first of them.
+
+    Attributes:
+        name: after the module that it is; or else after the one that has all its weights, or the first of them.
+        end: where it ends.
+        module: name of the one module that it is; None if it is none, such as a layer and the functions behind it.
+        names: of the weights and buffers that it reads.
+    """
+
+    name: str
+    end: Place
+    module: str | None
+    names: frozenset[str]
+
+    def __str__(self) -> str:
+        return self.name
+
+
 @dataclass(frozen=True, eq=False)
 class SplitPlan:
     """Where the nets of one architecture are cut.
@@ -38,25 +61,28 @@ class SplitPlan:
     Attributes:
         course: how they go through their modules.
         places: all places where they can be cut, in order, each proven.
-        stages: those of the places that have a layer with weights on both sides.
+        stages: in order; the first is the extractor, and the last ends where pooling and head begin, or the head.
         extractor: where the extractor ends.
         features: what the head reads.
         head: name of the head, if it is one module whose output is the net's in both modes; else None.
-        channels: which axis of one example's tensor has the channels where the extractor ends.
+        channels: by place, which axis of one example's tensor has the channels.
         flat: whether features are one row of numbers for each example, since outputs are.
         uses: each time that a weight or buffer is read: how many operations come before it, and its name.
+        blocks: names of the modules that are a block of the net: of a class that it has several of, and never cut
+            inside by a stage that nobody has named.
         left_out: why other places were left out.
     """
 
     course: Course
     places: tuple[Place, ...]
-    stages: tuple[Place, ...]
+    stages: tuple[Stage, ...]
     extractor: Place
     features: Place
     head: str | None
-    channels: int
+    channels: Mapping[Place, int]
     flat: bool
     uses: tuple[tuple[int, str], ...]
+    blocks: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "SplitPlan":
@@ -85,14 +111,25 @@ class SplitPlan:
             return f"its {tied[0]} is used before it, too"
         return None
 
+    @cached_property
+    def stages_problem(self) -> str | None:
+        """Why stages cannot be trained apart, or be left out; None if they can."""
+        first, *others = self.stages
+        if not others:
+            return f"has one stage, {first}: no layer with weights lies between that and the head"
+        for one, other in combinations(self.stages, 2):
+            if tied := sorted(one.names & other.names):
+                return f"reads {tied[0]} in two of its stages, {one} and {other}"
+        return None
+
     def channel_axis(self, axes: int) -> int:
         """Which axis of one example's features, of so many, has the channels."""
-        return 0 if axes == 1 else self.channels
+        return 0 if axes == 1 else self.channels[self.extractor]
 
     @property
     def levels(self) -> tuple[Place, ...]:
-        """Where each stage ends; what the head reads is the last one's end."""
-        return (*(place for place in self.stages if place.count < self.features.count), self.features)
+        """Where each stage ends, up to what the head reads."""
+        return (*(stage.end for stage in self.stages[:-1]), self.features)
 
     @property
     def width(self) -> int:
@@ -111,7 +148,7 @@ def make_plan(net: nn.Module, inputs: Inputs, cut: Sequence[str] = ()) -> SplitP
         net: any network from one tensor, or named ones, to one.
         inputs: (batch, ...), `EXAMPLES` of them: some to look at, and others to prove with.
         cut: instead, the name of the module that the extractor ends with, and that of the head; or of places, such as
-            "<conv2" for what that reads.
+            "<conv2" for what that reads. Names between the two are of the ends of further stages.
 
     Raises:
         CannotSplit: there are no such places; the text says why.
@@ -199,20 +236,24 @@ class _Places:
         if not weighted:
             raise CannotSplit(self._why_none("no layer with weights reads all that its outputs are computed from"))
         features = (read or weighted)[-1]
-        inner = [place for place in self._stages() if place.count < features.count]
+        inner = [place for place in self._between_layers() if place.count < features.count]
         before = [place for place in self.places if place.count < features.count]
         if not before:
             raise CannotSplit(self._why_none("it has one layer with weights before its head, and nothing between them"))
         return self._plan(self._whole_module(inner) if inner else before[0], features, inputs)
 
     def as_chosen(self, cut: Sequence[str], inputs: Inputs) -> SplitPlan:
-        """With the extractor and the head that the user names."""
-        if len(cut) != 2:
-            raise CannotSplit(f"cut: found {len(cut)} names; expected two: what the extractor ends with, and the head")
-        ends, reads = self._named(cut[0], "out"), self._named(cut[1], "in")
-        if ends.count >= reads.count:
-            raise CannotSplit(f"cut: {cut[0]} does not come before {cut[1]}")
-        return self._plan(ends, reads, inputs)
+        """With the extractor and the head that the user names, and the ends of stages between them."""
+        if len(cut) < 2:
+            raise CannotSplit(
+                f"cut: found {len(cut)} names; expected at least two: what the extractor ends with, and the head"
+            )
+        found = [*(self._named(name, "out") for name in cut[:-1]), self._named(cut[-1], "in")]
+        for (name, place), (later, following) in pairwise(zip(cut, found, strict=True)):
+            if place.count >= following.count:
+                raise CannotSplit(f"cut: {name} does not come before {later}")
+        ends = (*found[:-1], self._last_end(found[-2], found[-1])) if len(cut) > 2 else ()
+        return self._plan(found[0], found[-1], inputs, ends, chosen=True)
 
     def _named(self, name: str, side: Literal["out", "in"]) -> Place:
         known = [place for place in self.places if _is_named(place, name, side)]
@@ -222,19 +263,43 @@ class _Places:
             raise CannotSplit(f"cut: not everything flows through what {name!r} {what}; expected one of: {names}")
         return known[-1]
 
-    def _plan(self, extractor: Place, features: Place, inputs: Inputs) -> SplitPlan:
+    def _plan(
+        self, extractor: Place, features: Place, inputs: Inputs, ends: Sequence[Place] = (), *, chosen: bool = False
+    ) -> SplitPlan:
         return SplitPlan(
             course=self.course,
             places=self.places,
-            stages=self._stages(),
+            stages=self._stages(ends or self._ends(extractor, features, chosen=chosen)),
             extractor=extractor,
             features=features,
             head=features.path if _is_head(self.net, features, inputs) else None,
-            channels=self._channels(extractor),
+            channels={place: self._channels(place) for place in self.places},
             flat=self.seen.outputs.dim() == 2,
             uses=self.uses,
+            blocks=tuple(self.blocks),
             left_out=self.left_out,
         )
+
+    @cached_property
+    def blocks(self) -> dict[str, set[int]]:
+        """By name, the modules of a class with layers inside that the net has several of, and what they put out.
+
+        Those that have others such inside are no blocks, and neither are lists of modules.
+        """
+        of_class = Counter(type(module) for module in self.net.modules())
+        nodes, found = {place.node for place in self.places}, dict[str, set[int]]()
+        for one in self.seen.seen:
+            module = self.net.get_submodule(one.call.path)
+            several = of_class[type(module)] > 1 and not isinstance(module, nn.Sequential) and any(module.children())
+            if several and one.side == "out" and one.node in nodes and self._has_matrix(module):
+                found.setdefault(one.call.path, set()).add(one.node)
+        return {name: put_out for name, put_out in found.items() if not any(o.startswith(f"{name}.") for o in found)}
+
+    def _read_in(self, path: str) -> frozenset[str]:
+        return frozenset(name for _, name in self.uses if name.startswith(f"{path}."))
+
+    def _has_matrix(self, module: nn.Module) -> bool:
+        return any(weight.dim() > 1 for weight in module.parameters())
 
     def _channels(self, place: Place) -> int:
         """By the layers that put out or read the tensor; else by its axes: the last of two, the first of more."""
@@ -243,15 +308,81 @@ class _Places:
             return len(place.shape) - 1
         return 1 if len(place.shape) == 2 and not any(issubclass(layer, _CHANNELS_FIRST) for layer in layers) else 0
 
-    def _stages(self) -> tuple[Place, ...]:
+    @cached_property
+    def _matrices(self) -> set[str]:
+        return {name for name, weight in self.net.named_parameters(remove_duplicate=False) if weight.dim() > 1}
+
+    def _between_layers(self) -> tuple[Place, ...]:
         """The places that have a matrix of weights behind them, and one between them and the one before."""
-        matrices = {name for name, weight in self.net.named_parameters(remove_duplicate=False) if weight.dim() > 1}
         found, low = list[Place](), None
         for place, following in zip(self.places, [*self.places[1:], None], strict=True):
-            if all(_names(self.uses, *ends) & matrices for ends in ((low, place), (place, following))):
+            if all(_names(self.uses, *ends) & self._matrices for ends in ((low, place), (place, following))):
                 found.append(place)
                 low = place
         return tuple(found)
+
+    def _stages(self, ends: Sequence[Place]) -> tuple[Stage, ...]:
+        """What lies before each of these places, and behind the one before."""
+        read = [_names(self.uses, before, end) for before, end in pairwise([None, *ends])]
+        modules = [self._module_of(end, names) for end, names in zip(ends, read, strict=True)]
+        called = [module or self._first_of(names) for module, names in zip(modules, read, strict=True)]
+        return tuple(map(Stage, _told_apart(called), ends, modules, read))
+
+    def _module_of(self, end: Place, names: frozenset[str]) -> str | None:
+        """The block, or the outermost module, that puts out what is at a place and has these weights and no others."""
+        outs = dict.fromkeys(one.call.path for one in self.seen.seen if one.side == "out" and one.node == end.node)
+        same = [path for path in outs if names == self._read_in(path)]
+        return min(same, key=lambda path: (path not in self.blocks, path.count(".")), default=None)
+
+    def _first_of(self, names: frozenset[str]) -> str:
+        """The module that all of these weights are in, or the first of them that is read."""
+        layers = [name.rpartition(".")[0].split(".") for _, name in self.uses if name in names]
+        shared = [parts[0] for parts in itertools.takewhile(lambda p: len(set(p)) == 1, zip(*layers, strict=False))]
+        return ".".join(shared or layers[0]) if layers else ""
+
+    def _ends(self, extractor: Place, features: Place, *, chosen: bool) -> tuple[Place, ...]:
+        """From the extractor on, one place between any two layers with a matrix of weights, but none inside a block.
+
+        That is the end of a block, if there is one, and else the last; the last stage's end is found likewise.
+
+        Args:
+            extractor: where it ends; the first stage has also what follows it before a layer, unless it is chosen.
+            features: what the head reads.
+            chosen: whether the user has named where the extractor ends.
+        """
+        found, before = [extractor], extractor
+        between = [place for place in self.places if extractor.count < place.count < features.count]
+        for place in [place for place in between if not self._is_inside_a_block(place)]:
+            if self._has_layer(before, place):
+                found.append(place)
+            elif not (self._ends_a_block(found[-1]) or (chosen and len(found) == 1)):
+                found[-1] = place
+            before = place
+        if len(found) > 1 and not self._has_layer(found[-1], features):
+            found.pop()
+        last = self._last_end(found[-1], features)
+        return (*found, last) if self._has_layer(found[-1], last) else tuple(found)
+
+    def _has_layer(self, start: Place, stop: Place) -> bool:
+        """Whether a layer's matrix is read between two places, and not just a table that is added, as positions are."""
+        return any(self._is_of_a_layer(name) for name in _names(self.uses, start, stop) & self._matrices)
+
+    def _is_of_a_layer(self, name: str) -> bool:
+        owner = self.net.get_submodule(path := name.rpartition(".")[0])
+        is_layer = isinstance(owner, nn.MultiheadAttention) or not any(owner.children())
+        return is_layer or "parametrizations" in path.split(".")
+
+    def _last_end(self, before: Place, features: Place) -> Place:
+        """Where the stage ends that begins at a place and is the last: with a block, or with what the head reads."""
+        ends = (p for p in self.places if before.count < p.count < features.count and self._ends_a_block(p))
+        return next((p for p in ends if not self._has_layer(p, features)), features)
+
+    def _ends_a_block(self, place: Place) -> bool:
+        return any(place.node in put_out for put_out in self.blocks.values())
+
+    def _is_inside_a_block(self, place: Place) -> bool:
+        inner = any(place.path.startswith(f"{name}.") for name in self.blocks)
+        return inner and not self._ends_a_block(place)
 
     def _whole_module(self, stages: Sequence[Place]) -> Place:
         """The first stage's end, or that of the module that it is in, if this is a small part of the net."""
@@ -265,6 +396,18 @@ class _Places:
 
     def _why_none(self, reason: str) -> str:
         return "; ".join([reason, *self.left_out[:1]])
+
+
+def _told_apart(modules: Sequence[str]) -> list[str]:
+    """Names of stages by modules: without the module that all are in, without dots, and each another."""
+    parents = {module.rpartition(".")[0] for module in modules}
+    found = list[str]()
+    for module in modules:
+        name = (module.rpartition(".")[2] if len(parents) == 1 else module).replace(".", "-") or "net"
+        while name in found or hasattr(nn.ModuleDict, name):  # which exits behind the stages are kept in
+            name += "-"
+        found.append(name)
+    return found
 
 
 def _is_named(place: Place, name: str, side: Literal["out", "in"]) -> bool:

@@ -37,7 +37,12 @@ class Course:
         self._before = dict[Place, dict[str, list[ModuleCall]]]()
 
     def seen(
-        self, net: nn.Module, inputs: Inputs, places: Sequence[Place], keep: Callable[[Place, Tensor], Tensor]
+        self,
+        net: nn.Module,
+        inputs: Inputs,
+        places: Sequence[Place],
+        keep: Callable[[Place, Tensor], Tensor],
+        stop: Place | None = None,
     ) -> tuple[dict[Place, Tensor], Any]:
         """What an ordinary pass has at those of these places that it reaches, and what it puts out.
 
@@ -46,22 +51,28 @@ class Course:
             inputs: (batch, ...).
             places: where.
             keep: what is kept of the tensor at a place, called when it is there.
+            stop: where the pass ends; what it has there stands for what it puts out.
         """
         found = dict[Place, Tensor]()
         with ExitStack() as running:
             running.enter_context(plain_attention())
             for place in places:
                 running.enter_context(_watched(net, place, lambda x, at=place: found.setdefault(at, keep(at, x))))
-            outputs = net(inputs)
+            if stop is not None:
+                running.enter_context(_watched(net, stop, _end))
+            try:
+                outputs = net(inputs)
+            except _Reached as reached:
+                outputs = reached.value
         return found, outputs
 
-    def at(self, net: nn.Module, inputs: Inputs, *places: Place) -> tuple[Tensor, ...]:
-        """The tensors at these places and the net's outputs, all of one ordinary pass.
+    def at(self, net: nn.Module, inputs: Inputs, *places: Place, stop: Place | None = None) -> tuple[Tensor, ...]:
+        """The tensors at these places and the net's outputs, or what it has at `stop`, all of one ordinary pass.
 
         Raises:
             CannotSplit: the pass does not come to one of them.
         """
-        found, outputs = self.seen(net, inputs, places, _own)
+        found, outputs = self.seen(net, inputs, places, _own, stop)
         if missing := [place for place in places if place not in found]:
             raise CannotSplit(f"{missing[0]} was not reached")
         return (*(found[place] for place in places), outputs)
