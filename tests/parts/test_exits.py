@@ -134,7 +134,8 @@ def test_convolutional_exit__keeps_the_width_and_the_size_of_the_map():
 )
 def test_exits_have_norms_if_the_net_has_any(build, norms):
     for normed in (True, False):
-        net = nn.Sequential(nn.Conv2d(3, 4, 3), *([nn.BatchNorm2d(4)] if normed else []))
+        stem = nn.Sequential(nn.Conv2d(3, 4, 3), *([nn.BatchNorm2d(4)] if normed else []))
+        net = StagedNet({"stem": stem}, nn.Linear(4, 3))
         assert len(batch_norms(build(net, torch.Size((4, 6, 6)), 3))) == (norms if normed else 0)
 
 

@@ -75,7 +75,7 @@ class FedGKT(fl.Method[State]):
     temperature: Annotated[float, fl.above(0)] = 3.0
 
     def needs(self) -> frozenset[fl.Need]:
-        return frozenset({fl.Need.SPLIT_MODEL, fl.contract.STAGES})
+        return frozenset({fl.Need.SPLIT_MODEL})
 
     def init(self, server: fl.Server) -> State:
         read = fl.features.feature_shape(server, None, "s_in")
@@ -113,9 +113,7 @@ class FedGKT(fl.Method[State]):
 
     @fl.on_client
     def inference_model(self, client: fl.Client, message: fl.Message) -> nn.Module:
-        own, net = fl.staged(client.model), tail(client.build(), message["net"])
-        extractor = dict([*own.named_stages().items()][: own.extractor_stages])
-        return net.with_stages({**extractor, **net.named_stages()}, own.extractor_stages)
+        return fl.stages.with_extractor_of(client.model, tail(client.build(), message["net"]))
 
 
 @dataclass(frozen=True)
@@ -139,11 +137,7 @@ def lesson(*replies: fl.Message) -> fl.Examples:
     return fl.Examples(features, labels).with_columns(teacher=logits)
 
 
-def tail(net: nn.Module, weights: fl.Weights | None = None) -> fl.StagedNet:
+def tail(net: nn.Module, weights: fl.Weights | None = None) -> nn.Module:
     """The layers behind a net's extractor, under the names that they have in it; with these weights, if given."""
-    whole = fl.staged(net)
-    behind = dict([*whole.named_stages().items()][whole.extractor_stages :])
-    found = whole.with_stages(behind, extractor_stages=0)
-    if weights is not None:
-        fl.load(found, weights)
-    return found
+    found = fl.stages.behind_extractor(net)
+    return found if weights is None else fl.load(found, weights)

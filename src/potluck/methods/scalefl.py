@@ -163,22 +163,29 @@ class ScaleFL(fl.width.WidthSlices[State]):
         return fl.load(server.build(), {**without_exits(state.weights), **state.statistics})
 
     def submodel(self, server: fl.Server, rate: float) -> fl.submodels.SubModel:
-        return fl.submodels.leading({name: tensor.shape for name, tensor in self.part(server, rate).named_parameters()})
+        width = self.widths[self.levels.index(rate)]
+        narrow = server.build(width=width)
+        kept = server.about(None, self.kept)[width] if fl.slicing.cut_by(narrow) else {}
+        return fl.exits.slices_with_exits(self.part(server, rate), narrow, kept)
+
+    def kept(self, net: nn.Module, input_shape: fl.InputShape) -> dict[float, fl.exits.Kept]:
+        """By width, which channels a narrower net has where it has exits."""
+        whole = fl.stages.stages_of(net)
+        depths = {fl.exits.blocks_within(net, depth) for depth in self.depths}
+        places = [place for number, place in enumerate(whole.blocks[:-1], start=1) if number in depths]
+        widths = {width: fl.Scale(width).of for width in self.widths if width < 1}
+        return {w: {place: whole.kept_at(place, of, input_shape) for place in places} for w, of in widths.items()}
 
     def narrow_net(self, client: fl.Client, message: fl.Message) -> nn.Module:
         return fl.load(self.part(client, message["rate"]), message["weights"], partial=True)
 
-    def part(self, party: fl.Server | fl.Client, level: float) -> fl.StagedNet:
+    def part(self, party: fl.Server | fl.Client, level: float) -> nn.Module:
         """The part of the network that a level has: s_l of its channels, e_l of its blocks, and the exits behind."""
         number = self.levels.index(level)
-        net = fl.contract.in_stages(party.build(width=self.widths[number]))
+        net = party.build(width=self.widths[number])
         shape = (party if isinstance(party, fl.Server) else party.train).input_shape
         part = fl.exits.leading_share(party, net, shape, self.depths[number], self.depths, fl.exits.convolutional_exit)
-        return (
-            part
-            if self.widths[number] == 1
-            else fl.contract.in_stages(fl.width.with_scaler(part, self.widths[number], always=True))
-        )
+        return part if self.widths[number] == 1 else fl.width.with_scaler(part, self.widths[number], always=True)
 
 
 @dataclass(frozen=True)

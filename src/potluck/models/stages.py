@@ -4,14 +4,17 @@ Methods that train parts of a network's depth ask `stages_of` alone, so that the
 have.
 """
 
+import copy
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
 from typing import cast
 
 from torch import Size, Tensor, nn
 
 from potluck.core.ground.inputs import Inputs, InputShape
 from potluck.core.nets.batchnorm import batch_norms
+from potluck.core.nets.slicing import cut_of
 from potluck.core.nets.splitting import CannotSplit, Place, Stage, plan_of, pruned
 from potluck.models.contract import (
     Blocks,
@@ -23,6 +26,7 @@ from potluck.models.contract import (
     of_depth,
     place_names,
     place_shapes,
+    staged,
     with_exits,
 )
 
@@ -65,6 +69,21 @@ class Stages(ABC):
     @abstractmethod
     def has_maps(self, features: Size) -> bool:
         """Whether features of this shape are images, (channels, height, width)."""
+
+    def kept_at(self, place: str, of: Callable[[int], int], input_shape: InputShape) -> slice | Tensor:
+        """Which channels at a place a narrower net has that is cut out of this one.
+
+        Args:
+            place: behind a block that is not the last.
+            of: how many channels are left of a number of channels.
+            input_shape: of one example.
+
+        Raises:
+            ConfigError: what lies before the place cannot be made narrower.
+        """
+        reader = self.small_exit(self.shapes(input_shape)[place], 2)
+        net = copy.deepcopy(self.leading(1 + self.blocks.index(place), {place: reader}))
+        return cut_of(net, of, input_shape).places[f"exits.{place}.head.weight"][1]
 
 
 class _OfStages(Stages):
@@ -257,9 +276,40 @@ class CutNet(nn.Module):
         exits = cast(nn.ModuleDict, self._modules["exits"])
         return exits[place](h)
 
+    @property
+    def own_head(self) -> list[nn.Module]:
+        """The layers that put out what the network does; none if it ends before."""
+        if self._stop is not None:
+            return []
+        behind = [name for count, name in self._plan.uses if count >= self._plan.features.count]
+        return [self.get_submodule(path) for path in dict.fromkeys(name.rpartition(".")[0] for name in behind)]
+
     def extra_repr(self) -> str:
         """From where to where it goes."""
         return f"from {self._start or 'inputs'} to {self._stop or 'outputs'}"
+
+
+def behind_extractor(net: nn.Module) -> nn.Module:
+    """The layers behind a net's extractor as a net, under the names that they have in it.
+
+    Raises:
+        TypeError: `net` is a staged network without a stage behind its extractor.
+        ConfigError: it cannot be cut there.
+    """
+    if not isinstance(net, StagedNet):
+        return CutNet(net, start=plan_of(net).extractor)
+    behind = dict([*staged(net).named_stages().items()][net.extractor_stages :])
+    return net.with_stages(behind, extractor_stages=0)
+
+
+def with_extractor_of(net: nn.Module, behind: nn.Module) -> nn.Module:
+    """A net's extractor, and behind it the layers of another one's `behind_extractor`."""
+    if isinstance(net, StagedNet) and isinstance(behind, StagedNet):
+        extractor = dict([*net.named_stages().items()][: net.extractor_stages])
+        return behind.with_stages({**extractor, **behind.named_stages()}, net.extractor_stages)
+    staged_net = isinstance(net, StagedNet)
+    extractor = net.stages[: net.extractor_stages] if staged_net else CutNet(net, stop=plan_of(net).extractor)
+    return nn.Sequential(OrderedDict(extractor=extractor, behind=behind)).train(net.training)
 
 
 def exit_outputs(net: nn.Module, x: Inputs) -> dict[str, Tensor]:
@@ -271,6 +321,15 @@ def exit_outputs(net: nn.Module, x: Inputs) -> dict[str, Tensor]:
     if not isinstance(net, (StagedNet, CutNet)):
         raise TypeError(f"{type(net).__name__} has no exits; expected what `Stages.leading` makes")
     return net.exit_outputs(cast(Tensor, x))
+
+
+def heads_of(net: nn.Module) -> list[nn.Module]:
+    """The modules that put out what a net or one of its exits does; its own may have other layers beside those."""
+    if isinstance(net, StagedNet):
+        return [net.head, *(found.head for found in net.exits.children() if isinstance(found, Exit))]
+    assert isinstance(net, CutNet)
+    exits = [found.head for found in net.modules() if isinstance(found, Exit)]
+    return [*net.own_head, *exits]
 
 
 def has_early_exits(net: nn.Module) -> bool:

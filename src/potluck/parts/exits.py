@@ -6,7 +6,7 @@ net of a model's layers and these.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -15,13 +15,17 @@ from torch import Size, Tensor, nn
 from torch.nn import functional as F
 
 from potluck.core.ground.inputs import InputShape
-from potluck.core.nets.batchnorm import batch_norms
+from potluck.core.nets.batchnorm import batch_norms, norms_of
+from potluck.core.nets.slicing import Indices, lies_in
 from potluck.core.roles import Client, Server
 from potluck.models.contract import Exit, GlobalPool
 from potluck.models.stages import stages_of
 
 ExitBuilder = Callable[[nn.Module, Size, int], nn.Module]
 """Makes of a net, the shape of one example's features at an exit, and the number of outputs, that exit."""
+
+Kept = Mapping[str, slice | Tensor]
+"""By place, which channels of the full net's features there a narrower net has; where none are named, the leading."""
 
 
 def small_exit(net: nn.Module, features: Size, outputs: int, *, track: bool = True) -> Exit:
@@ -111,6 +115,37 @@ def leading_names(net: nn.Module, share: float) -> LeadingNames:
         return LeadingNames(None, frozenset(names))
     kept = list(names)[: list(names).index(known[depth - 1]) + 1]
     return LeadingNames(frozenset[str]().union(*(names[place] for place in kept)), frozenset(kept))
+
+
+def slices_with_exits(part: nn.Module, narrow: nn.Module, kept: Kept) -> dict[str, Indices]:
+    """Where the parameters of a part of a narrower net, with exits, lie in the full net with the same exits.
+
+    Those of exits are leading slices, but for what reads the features at the place.
+    """
+    layers, modules = lies_in(narrow), dict(part.named_modules())
+    found = {
+        name: layers[name] if name in layers else tuple(slice(0, size) for size in tensor.shape)
+        for name, tensor in part.named_parameters()
+    }
+    for place, channels in kept.items():
+        if f"exits.{place}" in modules:
+            found |= _reading(f"exits.{place}", modules[f"exits.{place}"], channels, found)
+    return found
+
+
+def _reading(
+    path: str, exit: nn.Module, channels: slice | Tensor, places: Mapping[str, Indices]
+) -> Iterator[tuple[str, Indices]]:
+    """The places of the tensors of an exit that read these channels: of norms, and the first layer behind them."""
+    norms = norms_of(exit)
+    for name, layer in exit.named_modules():
+        own = [f"{path}.{name}.{key}" for key, _ in layer.named_parameters(recurse=False)]
+        if layer in norms:
+            yield from ((tensor, (channels,)) for tensor in own)
+        elif own:
+            weight = f"{path}.{name}.weight"
+            yield weight, (places[weight][0], channels, *places[weight][2:])
+            return
 
 
 def convolutional_exit(net: nn.Module, features: Size, outputs: int) -> Exit:

@@ -23,7 +23,8 @@ from potluck.core.nets.weights import Weights, load, mean
 from potluck.core.requests.beside_training import NormStatistics
 from potluck.core.requests.fit import LocalTraining
 from potluck.core.roles import Client, Replies, Server
-from potluck.models.contract import Exit, StagedNet, classifier_of
+from potluck.models.contract import StagedNet, classifier_of
+from potluck.models.stages import CutNet, heads_of
 from potluck.parts.submodels import SubModel, select
 
 HIDDEN = (nn.Linear, nn.Conv2d)
@@ -142,7 +143,7 @@ def with_scaler(net: nn.Module, rate: float, input_shape: InputShape = (), *, al
     Args:
         net: is changed.
         rate: the divisor.
-        input_shape: of one example, from which the classifier of a net is found that is no StagedNet.
+        input_shape: of one example, from which the classifier of a net is found that is neither in stages nor cut.
         always: whether it also divides in evaluation.
     """
 
@@ -165,10 +166,9 @@ def with_scaler(net: nn.Module, rate: float, input_shape: InputShape = (), *, al
 
 def _last_layers(net: nn.Module, input_shape: InputShape) -> list[nn.Module]:
     """The layers that put out what the net or one of its exits does."""
-    if not isinstance(net, StagedNet):
+    if not isinstance(net, (StagedNet, CutNet)):
         return [net.get_submodule(name.rpartition(".")[0]) for name in classifier_of(net, input_shape)]
-    heads = [net.head, *(found.head for found in net.exits.children() if isinstance(found, Exit))]
-    layers = [[layer for layer in head.modules() if isinstance(layer, HIDDEN)] for head in heads]
+    layers = [[layer for layer in head.modules() if isinstance(layer, HIDDEN)] for head in heads_of(net)]
     return [layer for found in layers for layer in found[-1:]]
 
 
