@@ -83,6 +83,9 @@ Departures from the paper
 import functools
 from dataclasses import dataclass
 
+import torch
+from torch import nn
+
 from potluck import fl
 
 
@@ -132,16 +135,25 @@ class FeDepth(fl.depthwise.DepthWise, fl.SharesWeights[State]):
         self.sharing.receive(client, message)
         capacity = message.get("capacity", client.capacity)
         del message  # its weights are in the model now, and this client's memory is short
-        memory = self.estimate(fl.contract.in_stages(client.model), client.train.input_shape)
+        memory = self.estimate(client.model, client.train.input_shape)
         return (yield from self.learn(client, capacity, memory, functools.partial(linked, link=self.link)))
+
+    def check_pieces(self, net: fl.stages.Stages, pieces: list[fl.memory.Piece], memory: fl.memory.MemoryModel) -> None:
+        for given in [memory.parts[piece.stop - 1].output for piece in pieces[:-1]]:
+            maps = [shape for shape in (given, memory.features) if len(shape) == 3]
+            if given != memory.features and not all(net.has_maps(shape) for shape in maps):
+                raise ValueError(f"block's output {tuple(given)}: no skip link leads where channels come last")
+            fl.links.SkipLink(memory.features, self.link)(torch.zeros(1, *given))
 
 
 def linked(
-    net: fl.StagedNet, piece: fl.memory.Piece, memory: fl.memory.MemoryModel, link: fl.links.Link = "subsample"
-) -> fl.StagedNet:
+    net: nn.Module | fl.stages.Stages,
+    piece: fl.memory.Piece,
+    memory: fl.memory.MemoryModel,
+    link: fl.links.Link = "subsample",
+) -> nn.Module:
     """phi(Pi_j(theta_j(z))): the piece, and behind it the link if it is not the last, and the classifier."""
-    parts = list(net.named_stages().items())
-    classifier = len(parts) - memory.after
-    to_classifier = [] if piece.stop == classifier else [("skip link", fl.links.SkipLink(memory.features, link))]
-    chosen = [*parts[piece.start : piece.stop], *to_classifier, *parts[classifier:]]
-    return net.with_stages(dict(chosen))
+    whole = fl.stages.stages_of(net)
+    classifier = len(whole.stages) - memory.after
+    to_classifier = None if piece.stop == classifier else fl.links.SkipLink(memory.features, link)
+    return whole.to_outputs(piece.start, piece.stop, classifier, to_classifier)

@@ -91,7 +91,7 @@ class MFeDepth(fl.depthwise.DepthWise, fl.SharesWeights[State]):
         members = {member.architecture: member for member in server.roster.values()}
         exits: fl.GroupWeights = {}
         for architecture, member in sorted(members.items()):
-            net = fl.contract.in_stages(server.build(architecture))
+            net = server.build(architecture)
             own = fl.parameters_of(auxiliary_classifiers(server, net, self.estimate(net, server.input_shape)))
             exits[self.sharing.group(member)] = own | exits.get(self.sharing.group(member), {})
         return State(self.sharing.initial(server), exits)
@@ -111,9 +111,8 @@ class MFeDepth(fl.depthwise.DepthWise, fl.SharesWeights[State]):
     @fl.on_client
     def local_update(self, client: fl.Client, message: fl.Message) -> fl.ClientWork:
         self.sharing.receive(client, message)
-        net = fl.contract.in_stages(client.model)
-        memory = self.estimate(net, client.train.input_shape)
-        exits = auxiliary_classifiers(client, net, memory)
+        memory = self.estimate(client.model, client.train.input_shape)
+        exits = auxiliary_classifiers(client, client.model, memory)
         fl.load(
             exits,
             fl.weights.pick(message["exits"], {name: tensor.shape for name, tensor in exits.state_dict().items()}),
@@ -122,24 +121,21 @@ class MFeDepth(fl.depthwise.DepthWise, fl.SharesWeights[State]):
         del message  # its weights are in the nets now, and this client's memory is short
         used = nn.ModuleDict()
 
-        def lead_out(net: fl.StagedNet, piece: fl.memory.Piece, memory: fl.memory.MemoryModel) -> nn.Module:
+        def lead_out(net: fl.stages.Stages, piece: fl.memory.Piece, memory: fl.memory.MemoryModel) -> nn.Module:
             """phi_j(theta_j(z)); the last piece has the net's own classifier."""
-            parts = list(net.named_stages().items())
-            if piece.stop == len(parts) - memory.after:
-                return net.with_stages(dict(parts[piece.start :]))
-            last, _ = parts[piece.stop - 1]
+            if piece.stop == len(net.stages) - memory.after:
+                return net.to_outputs(piece.start, piece.stop, piece.stop)
+            last = net.stages[piece.stop - 1]
             used[last] = exits[last]
-            return fl.StagedNet(dict(parts[piece.start : piece.stop]), exits={last: exits[last]})
+            return net.to_exit(piece.start, piece.stop, exits[last])
 
         reply = yield from self.learn(client, capacity, memory, lead_out)
         return fl.Message(**reply, exits=fl.parameters_of(used) or None)
 
 
-def auxiliary_classifiers(
-    party: fl.Server | fl.Client, net: fl.StagedNet, memory: fl.memory.MemoryModel
-) -> nn.ModuleDict:
+def auxiliary_classifiers(party: fl.Server | fl.Client, net: nn.Module, memory: fl.memory.MemoryModel) -> nn.ModuleDict:
     """An exit behind every block but the last, by the name of the block's last stage."""
     behind = [memory.parts[stop - 1] for _, stop in memory.blocks[:-1]]
     return fl.exits.new_exits(
-        party, net, {part.name: part.output for part in behind}, partial(fl.contract.linear_exit, track=False)
+        party, net, {part.name: part.output for part in behind}, partial(fl.exits.small_exit, track=False)
     )

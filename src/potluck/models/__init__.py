@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from potluck.models.contract import StagedNet
 
 _GROUP = "potluck.models"
-_NO_FAMILIES = ("contract", "fitting", "initial", "libraries", "split", "stages")
+_NO_FAMILIES = ("contract", "cutnet", "fitting", "initial", "libraries", "split", "stages")
 
 
 def list_models(pattern: str = "*") -> list[str]:

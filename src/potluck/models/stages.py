@@ -7,7 +7,7 @@ have.
 import copy
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import cast
 
 from torch import Size, Tensor, nn
@@ -15,13 +15,15 @@ from torch import Size, Tensor, nn
 from potluck.core.ground.inputs import Inputs, InputShape
 from potluck.core.nets.batchnorm import batch_norms
 from potluck.core.nets.slicing import cut_of
-from potluck.core.nets.splitting import CannotSplit, Place, Stage, plan_of, pruned
+from potluck.core.nets.splitting import CannotSplit, Stage, plan_of
+from potluck.core.nets.weights import Weights, parameters_of
 from potluck.models.contract import (
     Blocks,
     Exit,
     GlobalPool,
     StagedNet,
     blocks,
+    is_norm,
     linear_exit,
     of_depth,
     place_names,
@@ -29,13 +31,20 @@ from potluck.models.contract import (
     staged,
     with_exits,
 )
+from potluck.models.cutnet import CutNet, TokenMean
 
 BlockTensors = Mapping[str, str]
 """The names of a block's weights and buffers in the network, by names that blocks of one kind have in common."""
 
 
 class Stages(ABC):
-    """A network's depth."""
+    """A network's depth.
+
+    Attributes:
+        net: the network.
+    """
+
+    net: nn.Module
 
     @property
     @abstractmethod
@@ -46,6 +55,44 @@ class Stages(ABC):
     @abstractmethod
     def rows(self) -> dict[str, list[BlockTensors]]:
         """The blocks in rows: those of one stage or one list of modules, and all others together."""
+
+    @property
+    @abstractmethod
+    def stages(self) -> list[str]:
+        """All stages, by name."""
+
+    @abstractmethod
+    def between(self, start: int, stop: int) -> nn.Module:
+        """The stages from `start` to before `stop` as one module, which shares its tensors with the network."""
+
+    @property
+    @abstractmethod
+    def classifier(self) -> nn.Module:
+        """What lies behind the last stage, pooling and head, as one module."""
+
+    @abstractmethod
+    def is_norm(self, number: int) -> bool:
+        """Whether a stage has norms alone."""
+
+    @abstractmethod
+    def names_between(self, start: int, stop: int) -> frozenset[str]:
+        """The names of the weights and buffers of the stages from `start` to before `stop`."""
+
+    @abstractmethod
+    def without(self, start: int, stop: int) -> "Stages":
+        """The network without the stages from `start` to before `stop`."""
+
+    @abstractmethod
+    def to_outputs(self, start: int, stop: int, after: int, link: nn.Module | None = None) -> nn.Module:
+        """The stages from `start` to before `stop`, the link, the stages from `after` on, and pooling and head."""
+
+    @abstractmethod
+    def to_exit(self, start: int, stop: int, exit: nn.Module) -> nn.Module:
+        """The stages from `start` to before `stop`, and an exit."""
+
+    @abstractmethod
+    def behind(self, stop: int) -> Weights:
+        """A copy of the trained weights behind the stages before `stop`, by their names in `to_outputs`."""
 
     @abstractmethod
     def names(self) -> dict[str, frozenset[str]]:
@@ -90,16 +137,16 @@ class _OfStages(Stages):
     """A staged network's."""
 
     def __init__(self, net: StagedNet) -> None:
-        self._net = net
+        self.net = self._staged = net
 
     @property
     def blocks(self) -> list[str]:
-        return blocks(self._net)
+        return blocks(self._staged)
 
     @property
     def rows(self) -> dict[str, list[BlockTensors]]:
         found, counted = dict[str, list[BlockTensors]](), self.blocks
-        for name, stage in self._net.named_stages().items():
+        for name, stage in self._staged.named_stages().items():
             if isinstance(stage, Blocks):
                 found[name] = [self._inside(f"stages.{name}.{number}.") for number in range(len(stage))]
             elif name in counted:
@@ -107,30 +154,67 @@ class _OfStages(Stages):
         return found
 
     def names(self) -> dict[str, frozenset[str]]:
-        return {place: frozenset(self._inside(prefix).values()) for place, prefix in place_names(self._net).items()}
+        return {place: frozenset(self._inside(prefix).values()) for place, prefix in place_names(self._staged).items()}
+
+    @property
+    def stages(self) -> list[str]:
+        return list(self._staged.named_stages())
+
+    def between(self, start: int, stop: int) -> nn.Module:
+        return nn.Sequential(OrderedDict(self._parts[start:stop]))
+
+    @property
+    def classifier(self) -> nn.Module:
+        return nn.Sequential(self._staged.pool, self._staged.head)
+
+    def is_norm(self, number: int) -> bool:
+        return is_norm(self._parts[number][1])
+
+    def names_between(self, start: int, stop: int) -> frozenset[str]:
+        inside = (self._inside(f"stages.{name}.") for name in self.stages[start:stop])
+        return frozenset(name for tensors in inside for name in tensors.values())
+
+    def without(self, start: int, stop: int) -> Stages:
+        return _OfStages(self._staged.with_stages(dict([*self._parts[:start], *self._parts[stop:]])))
+
+    def to_outputs(self, start: int, stop: int, after: int, link: nn.Module | None = None) -> nn.Module:
+        links = [] if link is None else [("skip link", link)]
+        return self._staged.with_stages(dict([*self._parts[start:stop], *links, *self._parts[after:]]))
+
+    def to_exit(self, start: int, stop: int, exit: nn.Module) -> nn.Module:
+        return StagedNet(dict(self._parts[start:stop]), exits={self.stages[stop - 1]: exit})
+
+    def behind(self, stop: int) -> Weights:
+        before = self.names_between(0, stop)
+        return {name: weight for name, weight in parameters_of(self._staged).items() if name not in before}
+
+    @property
+    def _parts(self) -> list[tuple[str, nn.Module]]:
+        return list(self._staged.named_stages().items())
 
     def shapes(self, input_shape: InputShape) -> dict[str, Size]:
-        return place_shapes(self._net, input_shape)
+        return place_shapes(self._staged, input_shape)
 
     def leading(self, depth: int, exits: Mapping[str, nn.Module]) -> nn.Module:
-        return of_depth(with_exits(self._net, exits), depth, 0, ())  # the last exit is there
+        return of_depth(with_exits(self._staged, exits), depth, 0, ())  # the last exit is there
 
     def small_exit(self, features: Size, outputs: int, *, track: bool = True) -> Exit:
-        return linear_exit(self._net, features, outputs, track=track)
+        return linear_exit(self._staged, features, outputs, track=track)
 
     def has_maps(self, features: Size) -> bool:
         return len(features) == 3
 
     def _inside(self, prefix: str) -> BlockTensors:
-        return {name.removeprefix(prefix): name for name in self._net.state_dict() if name.startswith(prefix)}
+        return {name.removeprefix(prefix): name for name in self._staged.state_dict() if name.startswith(prefix)}
 
 
 class _OfPlan(Stages):
     """By the plan of an architecture, see `potluck.core.nets.splitting`."""
 
-    def __init__(self, net: nn.Module) -> None:
-        self._net = net
+    def __init__(self, net: nn.Module, kept: Sequence[int] | None = None) -> None:
+        self.net = net
         self._plan = plan_of(net)
+        self._kept = range(len(self._plan.stages)) if kept is None else kept
         if problem := self._plan.stages_problem:
             raise CannotSplit(f"{type(net).__name__} {problem}")
 
@@ -149,18 +233,60 @@ class _OfPlan(Stages):
     def names(self) -> dict[str, frozenset[str]]:
         return {stage.name: stage.names for stage in self._plan.stages}
 
+    @property
+    def stages(self) -> list[str]:
+        return [self._plan.stages[number].name for number in self._kept]
+
+    def between(self, start: int, stop: int) -> nn.Module:
+        return self._between(start, stop, {})
+
+    @property
+    def classifier(self) -> nn.Module:
+        return CutNet(self.net, start=self._plan.stages[-1].end)
+
+    def is_norm(self, number: int) -> bool:
+        return False  # a stage has a layer
+
+    def names_between(self, start: int, stop: int) -> frozenset[str]:
+        return frozenset[str]().union(*(self._plan.stages[number].names for number in self._kept[start:stop]))
+
+    def without(self, start: int, stop: int) -> Stages:
+        return _OfPlan(self.net, [*self._kept[:start], *self._kept[stop:]])
+
+    def to_outputs(self, start: int, stop: int, after: int, link: nn.Module | None = None) -> nn.Module:
+        links = {} if link is None else {"link": link}
+        parts = {"stages": self.between(start, stop), **links, "behind": self.between(after, len(self._kept))}
+        return nn.Sequential(OrderedDict(parts, classifier=self.classifier)).train(self.net.training)
+
+    def to_exit(self, start: int, stop: int, exit: nn.Module) -> nn.Module:
+        return self._between(start, stop, {self.stages[stop - 1]: exit})
+
+    def behind(self, stop: int) -> Weights:
+        parts = nn.Sequential(OrderedDict(behind=self.between(stop, len(self._kept)), classifier=self.classifier))
+        return parameters_of(parts)
+
+    def _between(self, start: int, stop: int, exits: Mapping[str, nn.Module]) -> nn.Module:
+        """A net for each run of stages that follow one another in the network, in a row; the last has the exits."""
+        runs, ends = list[nn.Module](), [None, *(stage.end for stage in self._plan.stages)]
+        numbers = self._kept[start:stop]
+        first = [n for place, n in enumerate(numbers) if place == 0 or numbers[place - 1] != n - 1]
+        last = [n for place, n in enumerate(numbers) if place == len(numbers) - 1 or numbers[place + 1] != n + 1]
+        for low, high in zip(first, last, strict=True):
+            runs.append(CutNet(self.net, ends[low], ends[high + 1], exits if high == numbers[-1] else None))
+        return runs[0] if len(runs) == 1 else nn.Sequential(*runs)
+
     def shapes(self, input_shape: InputShape) -> dict[str, Size]:
         return {stage.name: Size(stage.end.shape) for stage in self._plan.stages}
 
     def leading(self, depth: int, exits: Mapping[str, nn.Module]) -> nn.Module:
         ending = None if depth == len(self._blocks) else self._blocks[depth - 1].end
-        return CutNet(self._net, stop=ending, exits=exits)
+        return CutNet(self.net, stop=ending, exits=exits)
 
     def small_exit(self, features: Size, outputs: int, *, track: bool = True) -> Exit:
         if len(features) > 1 and (channels := self._channels(features)) > 0:
             return Exit(nn.Sequential(nn.LayerNorm(features[channels]), TokenMean()), nn.Linear(features[-1], outputs))
         norm = {2: nn.BatchNorm1d, 3: nn.BatchNorm2d, 4: nn.BatchNorm3d}.get(len(features), nn.BatchNorm1d)
-        norms = [norm(features[0], track_running_stats=track)] if batch_norms(self._net) else []
+        norms = [norm(features[0], track_running_stats=track)] if batch_norms(self.net) else []
         return Exit(nn.Sequential(*norms, GlobalPool()), nn.Linear(features[0], outputs))
 
     def has_maps(self, features: Size) -> bool:
@@ -189,104 +315,15 @@ def _parted(name: str) -> tuple[str, str, str]:
     return name.rpartition(".")
 
 
-def stages_of(net: nn.Module) -> Stages:
-    """The stages of a network.
+def stages_of(net: nn.Module | Stages) -> Stages:
+    """The stages of a network; or those that are given.
 
     Raises:
         ConfigError: it has none that can be told apart.
     """
+    if isinstance(net, Stages):
+        return net
     return _OfStages(net) if isinstance(net, StagedNet) else _OfPlan(net)
-
-
-class TokenMean(nn.Module):
-    """Mean over all positions where channels come last: (batch, ..., channels) to (batch, channels)."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Of tokens, or of a map that has its channels behind height and width."""
-        return x.flatten(1, -2).mean(1)
-
-
-class CutNet(nn.Module):
-    """A network from one of its places to another, by its own `forward`, with those of its tensors that are read there.
-
-    They are the network's own, and have their names in it. What else belongs to it has no public name here, since the
-    modules of a network may have any. Behind places it can have exits, as `exits`, and it can end in one.
-
-    Args:
-        net: whose plan is known.
-        start: where inputs come in; where the network has them, if None.
-        stop: where it ends; with its outputs, if None.
-        exits: by names of stages; if there is one at `stop`, it makes the outputs.
-
-    Raises:
-        ConfigError: a module of the network has the name that exits have, or it cannot run from `start` without what
-            lies before it.
-    """
-
-    def __init__(
-        self,
-        net: nn.Module,
-        start: Place | None = None,
-        stop: Place | None = None,
-        exits: Mapping[str, nn.Module] | None = None,
-    ) -> None:
-        super().__init__()
-        plan = plan_of(net)
-        if start is not None and start.by_value:
-            raise CannotSplit(f"{type(net).__name__} looks at numbers before {start}, so that it cannot begin there")
-        if exits and "exits" in dict(net.named_children()):
-            raise CannotSplit(f"{type(net).__name__} has a module called exits, as what is put behind stages is called")
-        self._plan = plan
-        self._start, self._stop = start, stop
-        names = plan.names(start, stop) if start or stop else net.state_dict().keys()
-        own = pruned(net, names)
-        self.__dict__["_own"] = own  # as no module of this one, whose tensors would have longer names
-        self._modules.update(own._modules)
-        for held in ("_parameters", "_buffers", "_non_persistent_buffers_set"):
-            self.__dict__[held] = own.__dict__[held]
-        self._places = {stage.name: stage.end for stage in plan.stages if stage.name in (exits or {})}
-        self._ending = next((name for name, place in self._places.items() if place == stop), None)
-        if exits:
-            self._modules["exits"] = nn.ModuleDict({name: exits[name] for name in self._places})
-        if not net.training:
-            self.eval()  # else its layers would seem to be held in that mode
-
-    def forward(self, x: Inputs) -> Tensor:
-        """What the network has at `start`, (batch, ...), to its outputs or those of the exit that it ends in."""
-        self._own.training = self.training
-        found = self._plan.course.run(self._own, x, self._start, self._stop)
-        return found if self._ending is None else self._exit(self._ending, found)
-
-    def exit_outputs(self, x: Inputs) -> dict[str, Tensor]:
-        """Of inputs (batch, ...) the outputs of all exits by place, in order; the last are those of `forward`.
-
-        Those are called "head" unless the net ends in an exit.
-        """
-        self._own.training = self.training
-        before = {name: place for name, place in self._places.items() if name != self._ending}
-        *found, last = self._plan.course.at(self._own, x, *before.values(), stop=self._stop)
-        outputs = {name: self._exit(name, h) for name, h in zip(before, found, strict=True)}
-        return {**outputs, self._ending or "head": last if self._ending is None else self._exit(self._ending, last)}
-
-    @property
-    def _own(self) -> nn.Module:
-        return self.__dict__["_own"]
-
-    def _exit(self, place: str, h: Tensor) -> Tensor:
-        exits = cast(nn.ModuleDict, self._modules["exits"])
-        return exits[place](h)
-
-    @property
-    def own_head(self) -> list[nn.Module]:
-        """The layers that put out what the network does; none if it ends before."""
-        if self._stop is not None:
-            return []
-        behind = [name for count, name in self._plan.uses if count >= self._plan.features.count]
-        return [self.get_submodule(path) for path in dict.fromkeys(name.rpartition(".")[0] for name in behind)]
-
-    def extra_repr(self) -> str:
-        """From where to where it goes."""
-        return f"from {self._start or 'inputs'} to {self._stop or 'outputs'}"
 
 
 def behind_extractor(net: nn.Module) -> nn.Module:

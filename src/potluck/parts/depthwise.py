@@ -31,7 +31,7 @@ from potluck.core.requests.examples import Batch, Examples
 from potluck.core.requests.fit import Extras, Fit, FitReport, LocalTraining
 from potluck.core.roles import Client, Cohort, Server
 from potluck.core.schema import Kind, optional, some_of
-from potluck.models.contract import StagedNet, in_stages
+from potluck.models.stages import Stages, stages_of
 from potluck.parts.activations import Buffer, outputs
 from potluck.parts.losses import distillation, squared_distance
 from potluck.parts.memory import (
@@ -39,14 +39,13 @@ from potluck.parts.memory import (
     SLACK,
     MemoryModel,
     Piece,
-    between,
     bypassed,
     parameter_copies,
     size_text,
 )
 from potluck.parts.sharing import Entry, GroupWeights, Sharing
 
-SubProblem = Callable[[StagedNet, Piece, MemoryModel], nn.Module]
+SubProblem = Callable[[Stages, Piece, MemoryModel], nn.Module]
 """Builds the net of a piece's sub-problem, from the piece's input to logits."""
 
 Loss = Callable[[nn.Module, Batch, Extras], Tensor]
@@ -85,7 +84,7 @@ class DepthWise(Checked):
 
     default_capacities: ClassVar[tuple[float, ...]] = SCENARIOS["fair"]
 
-    def estimate(self, net: StagedNet, input_shape: InputShape) -> MemoryModel:
+    def estimate(self, net: nn.Module, input_shape: InputShape) -> MemoryModel:
         """The memory estimate for training this net, with the batches and the optimiser of `training`, and the pull."""
         pull = 2 if self.mu else 0  # what was sent, and the way to it, which is kept for the backward pass
         copies = parameter_copies(self.training) + pull
@@ -122,15 +121,15 @@ class DepthWise(Checked):
         for member in server.roster.values():
             for capacity in every if self.assignment == "dynamic" else [member.capacity]:
                 first_alike.setdefault((member.architecture, capacity), member)
-        nets = {name: in_stages(server.build(name)) for name in dict.fromkeys(name for name, _ in first_alike)}
+        nets = {name: server.build(name) for name in dict.fromkeys(name for name, _ in first_alike)}
         memories = {name: self.estimate(net, server.input_shape) for name, net in nets.items()}
         for (name, capacity), member in first_alike.items():
             try:
-                self._check_budget(capacity, nets[name], memories[name])
+                self._check_budget(capacity, stages_of(nets[name]), memories[name])
             except ValueError as error:
                 raise ConfigError(f"client {member.id}, capacity {capacity:g} of {name}: {error}") from error
 
-    def _check_budget(self, capacity: float, net: StagedNet, memory: MemoryModel) -> None:
+    def _check_budget(self, capacity: float, net: Stages, memory: MemoryModel) -> None:
         """Raise ValueError if a client of this capacity has no piece to train or no path to it."""
         budget = self.budget(capacity, memory)
         try:
@@ -139,6 +138,7 @@ class DepthWise(Checked):
             least = math.ceil(1000 * memory.costs[-1] / (self.slack * memory.whole)) / 1000
             raise ValueError(f"{error}; federation.capacities of at least {least:g} would suffice") from error
         _check_apart(net, pieces)
+        self.check_pieces(net, pieces, memory)
         start = pieces[0].start
         if start > 0 and self.partial == "bypass":
             bypassed(net, pieces, memory)
@@ -147,6 +147,9 @@ class DepthWise(Checked):
                 f"budget of {size_text(budget)}: too small for the forward pass of the blocks that are not trained;"
                 f" expected at least {size_text(least, enough=True)}"
             )
+
+    def check_pieces(self, net: Stages, pieces: list[Piece], memory: MemoryModel) -> None:
+        """Raise ValueError if a sub-problem cannot be made of a piece; by default each can."""
 
     def expected(self, member: Member, message: Message) -> dict[str, Kind | None]:
         """The schema of the reply's entries: blocks that do not fit may be absent."""
@@ -165,32 +168,34 @@ class DepthWise(Checked):
             memory: the estimate for its model.
             lead_out: builds the net of a piece's sub-problem, from the piece's input to logits.
         """
-        net = in_stages(client.model)
+        net = stages_of(client.model)
         if self.models > 1 and capacity == 1:
             yield from self._mutually(client)
             return self.sharing.reply(client)
         budget = self.budget(capacity, memory)
         pieces = memory.pieces(budget)
-        frozen = between(net, 0, pieces[0].start)
-        if len(frozen) and self.partial == "bypass":
-            net, pieces, memory, frozen = *bypassed(net, pieces, memory), nn.Sequential()
-        elif len(frozen) and self.sharing.buffers != "average":  # layers that are not trained here send no statistics
-            size = max(2, memory.at_once(len(frozen), budget))
-            measure(frozen, (batch.inputs for batch in client.train.batches(size, client.rng)))
-        plan = Plan(net, pieces, memory, budget, last_piece_of(net, pieces) if self.mu else {})
+        untrained = frozenset[str]()
+        if (start := pieces[0].start) and self.partial == "bypass":
+            net, pieces, memory = bypassed(net, pieces, memory)
+        elif start:
+            untrained = net.names_between(0, start)
+            if self.sharing.buffers != "average":  # layers that are not trained here send no statistics
+                size = max(2, memory.at_once(start, budget))
+                measure(net.between(0, start), (batch.inputs for batch in client.train.batches(size, client.rng)))
+        plan = Plan(net, pieces, memory, budget, net.behind(pieces[-1].stop) if self.mu else {})
         sub_problems = self._buffered(client, plan, lead_out) if self.buffer else self._anew(client, plan, lead_out)
         yield from sub_problems
-        return without(self.sharing.reply(client), [name for name, _ in frozen.named_children()])
+        return without(self.sharing.reply(client), untrained)
 
     def _buffered(self, client: Client, plan: "Plan", lead_out: SubProblem) -> Generator[Fit, FitReport]:
         """The sub-problems on z_j that is computed once."""
         done, size = 0, self.training.batch_size
         with Buffer(client.train) as z:
             for number, piece in enumerate(plan.pieces):
-                last = between(plan.net, done, piece.start)
+                last = plan.net.between(done, piece.start)
                 if number > 0:
                     measure(last, (batch.inputs for batch in z.examples.batches(size, client.rng)))
-                if len(last):
+                if piece.start > done:
                     at_once = plan.memory.at_once(piece.start, plan.budget)
                     z.advance(last, size, at_once, in_memory=plan.has_room(piece, done, len(client.train)))
                 done = piece.start
@@ -202,11 +207,11 @@ class DepthWise(Checked):
         """The sub-problems on z_j that is computed for each batch."""
         done, size = 0, self.training.batch_size
         for number, piece in enumerate(plan.pieces):
-            before, finished = between(plan.net, 0, done), between(plan.net, 0, piece.start)
+            before, finished = plan.net.between(0, done), plan.net.between(0, piece.start)
             if number > 0:
                 at_once = plan.memory.at_once(done, plan.budget)
                 batches = (batch.inputs for batch in client.train.batches(size, client.rng))
-                measure(between(plan.net, done, piece.start), (outputs(before, x, at_once) for x in batches))
+                measure(plan.net.between(done, piece.start), (outputs(before, x, at_once) for x in batches))
             done = piece.start
             sub_problem = lead_out(plan.net, piece, plan.memory)
             if parameters_of(sub_problem):  # otherwise it is entirely frozen
@@ -246,7 +251,7 @@ class Plan:
         classifier: its weights as they were sent, if something pulls to them.
     """
 
-    net: StagedNet
+    net: Stages
     pieces: list[Piece]
     memory: MemoryModel
     budget: float
@@ -322,14 +327,14 @@ def drawn_afresh(net: nn.Module) -> nn.Module:
     return load(net, frozen, partial=True)
 
 
-def _check_apart(net: StagedNet, pieces: list[Piece]) -> None:
+def _check_apart(net: Stages, pieces: list[Piece]) -> None:
     """Raise ValueError if a weight is in several of the parts that are trained one after the other, or not at all."""
     bounds = [*dict.fromkeys([0, *(piece.start for piece in pieces), pieces[-1].stop])]
-    parts: list[nn.Module] = [between(net, start, stop) for start, stop in pairwise(bounds)]
+    parts = [net.between(start, stop) for start, stop in pairwise(bounds)]
     if len(parts) == 1:  # all of the net
         return
-    classifier = nn.ModuleList([between(net, bounds[-1], len(net.stages)), net.head])
-    names = {id(parameter): name for name, parameter in net.named_parameters()}
+    classifier = nn.ModuleList([net.between(bounds[-1], len(net.stages)), net.classifier])
+    names = {id(parameter): name for name, parameter in net.net.named_parameters()}
     seen: set[int] = set()
     for part in (*parts, classifier):
         own = {id(parameter) for parameter in part.parameters()}
@@ -341,24 +346,16 @@ def _check_apart(net: StagedNet, pieces: list[Piece]) -> None:
         seen |= own
 
 
-def last_piece_of(net: StagedNet, pieces: list[Piece]) -> Weights:
-    """A copy of the trained weights behind the last piece: of norms and head."""
-    blocks = tuple(f"stages.{name}." for name, _ in between(net, 0, pieces[-1].stop).named_children())
-    named = net.named_parameters()
-    return {name: p.detach().clone() for name, p in named if p.requires_grad and not name.startswith(blocks)}
-
-
-def measure(stages: nn.Sequential, batches: Iterator[Tensor]) -> None:
+def measure(stages: nn.Module, batches: Iterator[Tensor]) -> None:
     """Set BatchNorm's statistics, if there are any, to those of all batches."""
     if batch_norms(stages):
         measure_statistics(stages, batches)
 
 
-def without(reply: Message, stages: list[str]) -> Message:
-    """A reply without the weights and buffers of some stages."""
-    prefixes = tuple(f"stages.{name}." for name in stages)
+def without(reply: Message, names: frozenset[str]) -> Message:
+    """A reply without these weights and buffers."""
     left: dict[str, Weights | None] = {}
     for entry in ("weights", "buffers"):
         held: Weights = reply.get(entry, {})
-        left[entry] = {name: w for name, w in held.items() if not name.startswith(prefixes)} or None
+        left[entry] = {name: w for name, w in held.items() if name not in names} or None
     return Message(**{**reply, **left})

@@ -1,4 +1,4 @@
-"""How much memory a staged net takes to train, by stage, and how to cut it into pieces that fit a budget.
+"""How much memory a net in stages takes to train, by stage, and how to cut it into pieces that fit a budget.
 
 There are two measures, which differ. `MemoryModel` is the estimate of FeDepth's Table 1 (Zhang et al. 2023.
 https://arxiv.org/abs/2303.04887): bytes of parameters, and twice the outputs of all modules for a batch, once forward
@@ -23,7 +23,6 @@ inputs and outputs; and memory that the allocator retains.
 """
 
 import math
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -34,9 +33,10 @@ from torch import Size, Tensor, nn
 from potluck.core.ground.inputs import InputShape, one_shape
 from potluck.core.ground.rng import Key, isolated
 from potluck.core.nets.batchnorm import keep_statistics
+from potluck.core.nets.entrance import blank_inputs
 from potluck.core.nets.modes import mode
 from potluck.core.requests.fit import LocalTraining
-from potluck.models.contract import StagedNet, is_norm
+from potluck.models.stages import CutNet, Stages, stages_of
 
 SCENARIOS = {
     "fair": (1 / 6, 1 / 3, 1 / 2, 1.0),
@@ -50,7 +50,7 @@ SLACK = 1.05
 """The paper's own pieces exceed its budgets by up to 4.2 %; with 14 % or more the pieces would differ."""
 
 # Containers are not layers; the paper's net calls ReLU as a function, which its estimate does not count.
-UNCOUNTED = (nn.Sequential, nn.ModuleList, nn.ReLU)
+UNCOUNTED = (nn.Sequential, nn.ModuleList, nn.ReLU, CutNet)
 
 
 @dataclass(frozen=True)
@@ -97,16 +97,18 @@ class MemoryModel:
         blocks: from and to before which stage; what is never cut further. A stem is in the first.
         input: shape of one example.
         batch_size: examples a step.
+        itemsize: bytes of a number of the input.
     """
 
     parts: tuple[Part, ...]
     blocks: tuple[tuple[int, int], ...]
     input: Size
     batch_size: int
+    itemsize: int
 
     @classmethod
     def of(
-        cls, net: StagedNet, input_shape: InputShape, batch_size: int = BATCH_SIZE, copies: int = 1
+        cls, net: nn.Module, input_shape: InputShape, batch_size: int = BATCH_SIZE, copies: int = 1
     ) -> "MemoryModel":
         """Run two examples through the net, as in training, and count.
 
@@ -116,18 +118,21 @@ class MemoryModel:
             batch_size: examples a step.
             copies: how often parameters count: once in the paper's table, see `parameter_copies` for training.
         """
-        named = [*net.named_stages().items(), ("head", nn.Sequential(net.pool, net.head))]
+        whole = stages_of(net)
+        named = [(name, whole.between(number, number + 1)) for number, name in enumerate(whole.stages)]
         parts: list[Part] = []
         shape = one_shape(input_shape)
-        x = torch.zeros(2, *shape)
-        with isolated(Key(("memory",))), mode(net, training=True), keep_statistics(net):  # Dropout draws
-            for name, module in named:
-                x, written, kept = _watched(module, x)
+        x: Tensor = blank_inputs(net, shape, 2)
+        itemsize = x.element_size()
+        with isolated(Key(("memory",))):  # Dropout draws
+            for name, module in (*named, ("head", whole.classifier)):
+                with mode(module, training=True), keep_statistics(module):
+                    x, written, kept = _watched(module, x)
                 put_out, largest, kept = (count * batch_size // 2 for count in (sum(written), max(written), kept))
                 held = sum(p.numel() * p.element_size() for p in module.parameters())
                 parts.append(Part(name, held, 2 * put_out, x.shape[1:], kept, largest, copies))
         in_the_table = [part.parameters + part.activations / batch_size * BATCH_SIZE for part in parts]
-        return cls(tuple(parts), _blocks(net, in_the_table), Size(shape), batch_size)
+        return cls(tuple(parts), _blocks(whole, in_the_table), Size(shape), batch_size, itemsize)
 
     @property
     def whole(self) -> int:
@@ -194,8 +199,9 @@ class MemoryModel:
 
     def example(self, start: int) -> int:
         """Bytes of what the stage in this place reads of one example."""
-        shape = self.parts[start - 1].output if start else self.input
-        return shape.numel() * torch.get_default_dtype().itemsize
+        if not start:
+            return self.input.numel() * self.itemsize
+        return self.parts[start - 1].output.numel() * torch.get_default_dtype().itemsize
 
     def forward(self, stop: int) -> int:
         """Bytes that one example takes at most on its way through the stages before `stop`, forward only."""
@@ -255,34 +261,29 @@ def parameter_copies(training: LocalTraining) -> int:
     return 2 + math.ceil(sum(found.numel() for found in moments if found.dim()) / weight.numel())
 
 
-def between(net: StagedNet, start: int, stop: int) -> nn.Sequential:
-    """The stages from `start` to before `stop` as one module, under their names."""
-    return nn.Sequential(OrderedDict(list(net.named_stages().items())[start:stop]))
-
-
-def bypassed(net: StagedNet, pieces: list[Piece], memory: MemoryModel) -> tuple[StagedNet, list[Piece], MemoryModel]:
-    """The net, its pieces and its estimate without the stages that do not fit; the stem joins the first piece.
+def bypassed(stages: Stages, pieces: list[Piece], memory: MemoryModel) -> tuple[Stages, list[Piece], MemoryModel]:
+    """A net, its pieces and its estimate without the stages that do not fit; the stem joins the first piece.
 
     Raises:
         ValueError: there is no stem, or its output has not the shape that the first piece reads.
     """
-    parts, start = list(net.named_stages().items()), pieces[0].start
+    names, start = stages.stages, pieces[0].start
     given, read = memory.parts[0].output, memory.parts[start - 1].output
     if memory.blocks[0] == (0, 1):
         raise ValueError(
-            f"partial: found 'bypass', but {parts[0][0]} takes at least half as much memory as {parts[1][0]};"
+            f"partial: found 'bypass', but {names[0]} takes at least half as much memory as {names[1]};"
             " expected a smaller stem, or partial='freeze'"
         )
     if given != read:
         raise ValueError(
-            f"partial: found 'bypass', but {parts[0][0]} returns {tuple(given)} and {parts[start][0]} reads"
+            f"partial: found 'bypass', but {names[0]} returns {tuple(given)} and {names[start]} reads"
             f" {tuple(read)}; expected equal shapes, or partial='freeze'"
         )
     shifted = [replace(piece, start=piece.start - start + 1, stop=piece.stop - start + 1) for piece in pieces]
     shifted[0] = replace(shifted[0], start=0)
     blocks = tuple((first - start + 1, stop - start + 1) for first, stop in memory.blocks if first >= start)
     left = replace(memory, parts=(memory.parts[0], *memory.parts[start:]), blocks=((0, blocks[0][1]), *blocks[1:]))
-    return net.with_stages(dict([parts[0], *parts[start:]])), shifted, left
+    return stages.without(1, start), shifted, left
 
 
 def saved_bytes(net: nn.Module, inputs: Tensor) -> int:
@@ -307,14 +308,13 @@ def size_text(count: float, *, enough: bool = False) -> str:
     return f"{shown:.2f} {name}"
 
 
-def _blocks(net: StagedNet, costs: Sequence[float]) -> tuple[tuple[int, int], ...]:
+def _blocks(net: Stages, costs: Sequence[float]) -> tuple[tuple[int, int], ...]:
     """Stages that are never cut: the stem with its successor, and every other by itself.
 
     The costs are those of the paper's table, so that what a block is depends on the net alone.
     """
-    stages = list(net.stages)
-    end = len(stages)
-    while end > 1 and is_norm(stages[end - 1]):
+    end = len(net.stages)
+    while end > 1 and net.is_norm(end - 1):
         end -= 1
     singles = [(place, place + 1) for place in range(end)]
     has_stem = end > 1 and 2 * costs[0] < costs[1]
@@ -330,7 +330,7 @@ def _watched(module: nn.Module, x: Tensor) -> tuple[Tensor, list[int], int]:
 
     hooks = [m.register_forward_hook(note) for m in module.modules() if not isinstance(m, UNCOUNTED)]
     try:
-        output, kept = _saved(module, x.detach().requires_grad_())
+        output, kept = _saved(module, x.detach().requires_grad_(x.is_floating_point()))
     finally:
         for hook in hooks:
             hook.remove()

@@ -22,8 +22,9 @@ _NORMS = (*BATCH_NORMS, *_INSTANCE_NORMS, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm
 
 
 def batch_norms(net: nn.Module) -> dict[str, BatchNorm]:
-    """The BatchNorm layers of `net` by name."""
-    return {name: module for name, module in net.named_modules() if isinstance(module, BATCH_NORMS)}
+    """The BatchNorm layers of `net` by name, but for those that have been left out of it, see `splitting.pruned`."""
+    layers = {name: module for name, module in net.named_modules() if isinstance(module, BATCH_NORMS)}
+    return {name: layer for name, layer in layers.items() if "running_mean" in layer._buffers}
 
 
 def norms_of(net: nn.Module) -> list[nn.Module]:

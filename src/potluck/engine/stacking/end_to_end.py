@@ -115,4 +115,5 @@ class _Products(torch.autograd.Function):
 
 
 def _linear_layers(net: nn.Module) -> dict[str, nn.Linear]:
-    return {name: module for name, module in net.named_modules() if type(module) is nn.Linear}
+    layers = {name: module for name, module in net.named_modules() if type(module) is nn.Linear}
+    return {name: layer for name, layer in layers.items() if layer._parameters}  # others have been left out of the net
