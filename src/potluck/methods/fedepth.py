@@ -142,8 +142,11 @@ class FeDepth(fl.depthwise.DepthWise, fl.SharesWeights[State]):
         for given in [memory.parts[piece.stop - 1].output for piece in pieces[:-1]]:
             maps = [shape for shape in (given, memory.features) if len(shape) == 3]
             if given != memory.features and not all(net.has_maps(shape) for shape in maps):
-                raise ValueError(f"block's output {tuple(given)}: no skip link leads where channels come last")
-            fl.links.SkipLink(memory.features, self.link)(torch.zeros(1, *given))
+                raise ValueError(f"block's output {tuple(given)}: no skip link leads from where channels come last")
+            try:
+                fl.links.SkipLink(memory.features, self.link)(torch.zeros(1, *given))
+            except ValueError as error:
+                raise ValueError(f"{error}; use mfedepth, which has none") from error
 
 
 def linked(

@@ -29,6 +29,7 @@ from typing import Any
 
 import torch
 from torch import Size, Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from potluck.core.ground.inputs import InputShape, one_shape
 from potluck.core.ground.rng import Key, isolated
@@ -326,7 +327,8 @@ def _watched(module: nn.Module, x: Tensor) -> tuple[Tensor, list[int], int]:
     written: list[int] = []
 
     def note(_module: nn.Module, _inputs: Any, output: Any) -> None:
-        written.append(output.numel() * output.element_size())
+        tensors = (leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor))
+        written.append(sum(tensor.numel() * tensor.element_size() for tensor in tensors))
 
     hooks = [m.register_forward_hook(note) for m in module.modules() if not isinstance(m, UNCOUNTED)]
     try:
