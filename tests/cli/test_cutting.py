@@ -73,11 +73,12 @@ def test_it_draws_the_parts_of_any_network_and_the_places_where_it_can_be_cut(po
         ["conv1", "4 x 6 x 6 = 144", ""],
         ["<conv2", "4 x 6 x 6 = 144", "the extractor ends"],
         ["conv2", "6 x 4 x 4 = 96", ""],
-        ["<middle", "24", "a stage ends"],
+        ["<middle", "24", "stage conv2 ends"],
         ["middle", "8", ""],
         ["<last", "8", "the head reads it"],
     ]
     assert f"to choose: {{name = '{nets}:Net', cut = ['<conv2', 'last']}}" in shown.out
+    assert "stages: conv1, conv2, middle\n" in shown.out
 
 
 def test_it_draws_the_parts_that_the_user_chooses(potluck, nets):
@@ -88,6 +89,23 @@ def test_it_draws_the_parts_that_the_user_chooses(potluck, nets):
         ["classifier", "middle, last"],
     ]
     assert "the head cannot be taken out: what is computed from <middle is not the output of one module" in shown.out
+
+
+def test_it_draws_the_stages_that_the_user_chooses_and_says_where_there_is_but_one(potluck, nets):
+    shown = potluck(f"inspect {nets}:Net --shape 1x8x8 --classes 3 --cut conv1 --cut '<middle' --cut last")
+    assert [row[2] for row in rows(shown.out)[3:]] == [
+        "the extractor ends",
+        "",
+        "",
+        "stage conv2 ends",
+        "",
+        "the head reads it",
+    ]
+    shown = potluck(f"inspect {nets}:Net --shape 1x8x8 --classes 3 --cut '<middle' --cut last")
+    assert "stages: conv1, middle\n" in shown.out
+    shown = potluck(f"inspect {nets}:Net --shape 1x8x8 --classes 3 --cut conv2 --cut middle")
+    said = "its stages cannot be trained apart: it has one stage, conv1: no layer with weights lies between that and"
+    assert said in shown.out
 
 
 def test_it_draws_a_staged_net_by_its_stages(potluck):
@@ -103,7 +121,7 @@ def test_it_draws_a_staged_net_by_its_stages(potluck):
             "{nets}:line --shape 1x8x8",
             "Sequential cannot be split into extractor, intermediate layers and classifier: no",
         ),
-        ("{nets}:Net --shape 1x8x8 --cut conv2", "--cut: found 1 of them; expected two"),
+        ("{nets}:Net --shape 1x8x8 --cut conv2", "--cut: found 1 of them; expected two or more"),
         (
             "{nets}:Net --shape 1x8x8 --cut conv3 --cut last",
             "not everything flows through what 'conv3' puts out; expected",
@@ -130,9 +148,9 @@ def test_a_run_cuts_where_the_models_table_says(potluck, nets):
     assert "cut=['<middle', 'last']" in shown.out
 
 
-@pytest.mark.parametrize("cut", ["'conv1'", "['conv1']", "['conv1', 3]", "['a', 'b', 'c']"])
-def test_a_cut_in_a_models_table_is_two_names(potluck, nets, cut):
+@pytest.mark.parametrize("cut", ["'conv1'", "['conv1']", "['conv1', 3]", "['a', 'b', 3]"])
+def test_a_cut_in_a_models_table_is_two_names_or_more(potluck, nets, cut):
     shown = potluck(f"run fedproto \"federation.models=[{{name='{nets}:Net', cut={cut}}}]\"")
     assert shown.code == 2
     assert "cut: found" in shown.err
-    assert "expected two names" in " ".join(shown.err.split())
+    assert "expected two names or more" in " ".join(shown.err.split())

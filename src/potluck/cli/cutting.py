@@ -30,14 +30,14 @@ def print_cuts(
         model: a name that `federation.models` takes.
         num_classes: of the task.
         input_shape: of one example.
-        cut: names of what the extractor ends with and of the head, if they are chosen.
+        cut: names of what the extractor ends with, of what further stages do, and of the head, if they are chosen.
         tokens: whether inputs are whole numbers.
 
     Raises:
         ConfigError: there is no such model, it cannot be built, or it cannot be cut there.
     """
-    if len(cut) not in (0, 2):
-        raise ConfigError(f"--cut: found {len(cut)} of them; expected two: what the extractor ends with, and the head")
+    if len(cut) == 1:
+        raise ConfigError("--cut: found 1 of them; expected two or more: what the extractor ends with, and the head")
     builder = builder_of(ModelSpec(model, {}, tuple(cut)), num_classes, input_shape)
     with isolated(Key(("inspect",))):
         net = built(builder, FULL, model, Cuts(input_shape), Splits(input_shape, not tokens))
@@ -51,7 +51,11 @@ def print_cuts(
     if isinstance(net, StagedNet):
         console.print(f"stages: {', '.join(places(net))}", soft_wrap=True)
         return
-    _print_places(console, plan_of(net), model)
+    plan = plan_of(net)
+    console.print(escape(f"stages: {', '.join(map(str, plan.stages))}"), soft_wrap=True)
+    if problem := plan.stages_problem:
+        console.print(escape(f"its stages cannot be trained apart: it {problem}"), soft_wrap=True)
+    _print_places(console, plan, model)
 
 
 def inputs_of(text: str, *, tokens: bool) -> InputShape:

@@ -435,27 +435,17 @@ def resume(net: StagedNet, h: Tensor, start: int) -> Tensor:
     return net.head(net.pool(net.stages[start:](h)))
 
 
-def in_stages(net: nn.Module) -> StagedNet:
-    """The net as a staged one, whether or not it can be split into extractor, intermediate layers and classifier.
-
-    Raises:
-        TypeError: `net` is not a StagedNet.
-    """
-    if not isinstance(net, StagedNet):
-        raise TypeError(f"{type(net).__name__} has no stages; {STAGES.advice}")
-    return net
-
-
 def staged(net: nn.Module) -> StagedNet:
     """The net as a staged one that can be split.
 
     Raises:
         TypeError: `net` is not a StagedNet, or has no stage between extractor and classifier.
     """
-    whole = in_stages(net)
-    if (problem := whole.split_problem()) is not None:
+    if not isinstance(net, StagedNet):
+        raise TypeError(f"{type(net).__name__} has no stages; {STAGES.advice}")
+    if (problem := net.split_problem()) is not None:
         raise TypeError(f"{problem}; {STAGES.advice}")
-    return whole
+    return net
 
 
 def classifier_names(net: nn.Module) -> frozenset[str]:

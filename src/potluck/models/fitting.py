@@ -72,7 +72,7 @@ def fitted(builder: Builder, fit: FeatureFit, num_classes: int, input_shape: Inp
         needed = _BYTES * (own + num_classes + 1) * fit.width
         check_fits(needed, f"{where}: its feature fit and head", "make federation.feature_width smaller", ConfigError)
         if cut := cut_marked(builder):
-            cutting_at(make, (cut[0], f"{head}.{_HEAD}"))
+            cutting_at(make, (*cut[:-1], f"{head}.{_HEAD}"))
         problems = [fitting.problem(make, f"{head}.{_HEAD}", real) for real in _REAL]
     if None not in problems:
         raise fitting.refused(f"its head, {head}, cannot be replaced: {problems[0]}")

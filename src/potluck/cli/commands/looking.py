@@ -78,7 +78,8 @@ def inspect(
     shape: Annotated[str, typer.Option(help="Of one input, of a model.")] = "3x32x32",
     tokens: Annotated[bool, typer.Option("--tokens", help="Inputs are whole numbers.")] = False,
     cut: Annotated[
-        list[str] | None, typer.Option(help="Twice: what the extractor shall end with, and the head.")
+        list[str] | None,
+        typer.Option(help="Twice or more: what the extractor shall end with, further stages, and the head."),
     ] = None,
 ) -> None:
     """Draw which layers of which clients meet, where layers are averaged by name; or where a model can be cut."""

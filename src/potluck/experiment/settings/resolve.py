@@ -160,10 +160,10 @@ def _train_only(train_only: Any, name: str, source: str) -> tuple[str, ...]:
 def _cut(cut: Any, name: str, source: str) -> tuple[str, ...]:
     """Where a model is cut, if its table says so."""
     names = list[Any](cut) if isinstance(cut, (list, tuple)) else [cut]
-    if len(names) not in (0, 2) or not all(isinstance(one, str) for one in names):
+    if len(names) == 1 or not all(isinstance(one, str) for one in names):
         raise ConfigError(
-            f"{source}: federation.models: {name}: cut: found {cut!r}; expected two names, of what the extractor ends"
-            f" with and of the head; to see them: potluck inspect {name}"
+            f"{source}: federation.models: {name}: cut: found {cut!r}; expected two names or more, of what the"
+            f" extractor ends with, and further stages, and of the head; to see them: potluck inspect {name}"
         )
     return tuple(names)
 

@@ -221,8 +221,9 @@ class ModelSpec:
     """A model by name with its options; the same text always means the same network.
 
     Attributes:
-        cut: names of the module that the extractor ends with and of the head, for a network that is no staged one and
-            shall not be cut by its dataflow alone, see `potluck.core.nets.splitting.make_plan`.
+        cut: names of the module that the extractor ends with, of those that further stages end with, and of the head,
+            for a network that is no staged one and shall not be cut by its dataflow alone, see
+            `potluck.core.nets.splitting.make_plan`.
         weights: a file of initial weights, see `potluck.models.initial`.
         train_only: names of the modules that are trained, "head" for the head; all others are frozen. none named
             freeze nothing.

@@ -225,7 +225,8 @@ class _Places:
         """See `SplitPlan`; what a layer has and does not read, as a BatchNorm its batch count, goes with the rest."""
         found, read = list(self.seen.flow.uses), {name for _, name in self.seen.flow.uses}
         for path, layer in self.net.named_modules():
-            own = {f"{path}.{name}".lstrip(".") for name in (*layer._parameters, *layer._buffers)}
+            held = (*layer._parameters.items(), *layer._buffers.items())
+            own = {f"{path}.{name}".lstrip(".") for name, tensor in held if tensor is not None}
             found += [(count, name) for name in own - read for count in {c for c, other in found if other in own}]
         return tuple(sorted(found))
 
@@ -323,9 +324,10 @@ class _Places:
 
     def _stages(self, ends: Sequence[Place]) -> tuple[Stage, ...]:
         """What lies before each of these places, and behind the one before."""
-        read = [_names(self.uses, before, end) for before, end in pairwise([None, *ends])]
+        bounds = list(pairwise([None, *ends]))
+        read = [_names(self.uses, before, end) for before, end in bounds]
         modules = [self._module_of(end, names) for end, names in zip(ends, read, strict=True)]
-        called = [module or self._first_of(names) for module, names in zip(modules, read, strict=True)]
+        called = [module or self._first_between(*ends) for module, ends in zip(modules, bounds, strict=True)]
         return tuple(map(Stage, _told_apart(called), ends, modules, read))
 
     def _module_of(self, end: Place, names: frozenset[str]) -> str | None:
@@ -334,9 +336,10 @@ class _Places:
         same = [path for path in outs if names == self._read_in(path)]
         return min(same, key=lambda path: (path not in self.blocks, path.count(".")), default=None)
 
-    def _first_of(self, names: frozenset[str]) -> str:
-        """The module that all of these weights are in, or the first of them that is read."""
-        layers = [name.rpartition(".")[0].split(".") for _, name in self.uses if name in names]
+    def _first_between(self, before: Place | None, end: Place) -> str:
+        """The module that all weights are in that are read between two places, or the first of them."""
+        start = before.count if before else 0
+        layers = [name.rpartition(".")[0].split(".") for count, name in self.uses if start <= count < end.count]
         shared = [parts[0] for parts in itertools.takewhile(lambda p: len(set(p)) == 1, zip(*layers, strict=False))]
         return ".".join(shared or layers[0]) if layers else ""
 
@@ -404,9 +407,9 @@ def _told_apart(modules: Sequence[str]) -> list[str]:
     found = list[str]()
     for module in modules:
         name = (module.rpartition(".")[2] if len(parents) == 1 else module).replace(".", "-") or "net"
-        while name in found or hasattr(nn.ModuleDict, name):  # which exits behind the stages are kept in
-            name += "-"
-        found.append(name)
+        numbered = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
+        free = (one for one in numbered if one not in found and not hasattr(nn.ModuleDict, one))  # which exits are in
+        found.append(next(free))
     return found
 
 
