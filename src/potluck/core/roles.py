@@ -201,8 +201,8 @@ class Server:
                 same architecture, needs one, or the two would be copies of each other.
 
         Raises:
-            ConfigError: the architecture has no net of this width or depth, see `Need.WIDTH_SLICES` and
-                `Need.DEPTH_PREFIXES`.
+            ConfigError: the architecture has no net of this width, see `Need.WIDTH_SLICES`, or its builder makes none
+                of this depth; `fl.exits.leading_share` makes one of any network in stages.
         """
         return self._build(architecture, Scale(width, depth), draw)
 

@@ -37,8 +37,9 @@ Departures from the paper
     5. Clients train by `training`, and g_i is the way that they went. In the code a client sends its gradient at the
        weights it was sent, for which the server has an AdamW by size with a falling rate.
     6. The paper's models are transformers, whose layers are one row of blocks. In a network whose stages are rows of
-       blocks, as ResNets' are, each row has a top of its own. A tensor has no momentum if the blocks that m_i is over
-       do not all have it in one shape, such as the first block of a stage that halves the image.
+       blocks, as ResNets' are, or that has its blocks in several lists, each row has a top of its own. A tensor has no
+       momentum if the blocks that m_i is over do not all have it in one shape, such as the first block of a stage that
+       halves the image.
     7. BatchNorm's running statistics are averaged like those of FedAvg and have no momentum.
     8. A rule of `sharing.combine` acts among the clients of one size, and then among the sizes, so it protects only
        sizes with enough clients: "trimmed" with 0.2 drops nobody of fewer than five.

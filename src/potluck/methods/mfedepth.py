@@ -33,7 +33,7 @@ Departures from the paper
     1. Departures 1 to 5 and 7 to 13 of FeDepth. The estimate counts the net's own classifier with every piece.
     2. The paper says "auxiliary classifiers" and no more. As in the authors' code each is a batch norm, a mean over
        positions and a linear layer, without ReLU; nets without batch norm have none there. In transformers it is a
-       layer norm, the net's own pooling and a linear layer.
+       layer norm, the net's own pooling and a linear layer; the pooling of one without stages is a mean over tokens.
     3. Every block but the last can have one; the code has them where its own pieces end.
     4. A classifier is averaged over the clients that trained it. The code multiplies those of the groups that did by
        fixed factors, which is the same where every group has equally many clients in the cohort; the classifier behind

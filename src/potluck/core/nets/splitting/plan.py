@@ -324,7 +324,7 @@ class _Places:
 
     def _stages(self, ends: Sequence[Place]) -> tuple[Stage, ...]:
         """What lies before each of these places, and behind the one before."""
-        bounds = list(pairwise([None, *ends]))
+        bounds = list(zip([None, *ends[:-1]], ends, strict=True))
         read = [_names(self.uses, before, end) for before, end in bounds]
         modules = [self._module_of(end, names) for end, names in zip(ends, read, strict=True)]
         called = [module or self._first_between(*ends) for module, ends in zip(modules, bounds, strict=True)]
