@@ -37,7 +37,7 @@ class FunctionalCNN(nn.Module):
 
 
 def picture_bert(num_classes: int, input_shape: tuple[int, ...]) -> nn.Module:
-    """A BERT of two layers that reads pictures as words, see `PictureBert`."""
+    """A BERT of one layer that reads pictures as words, see `PictureBert`."""
     return PictureBert(num_classes, (input_shape[1] // PATCH) * (input_shape[2] // PATCH))
 
 
@@ -52,7 +52,7 @@ class PictureBert(nn.Module):
         sizes: dict[str, Any] = {
             "vocab_size": LEVELS**CHANNELS,
             "hidden_size": 64,
-            "num_hidden_layers": 2,
+            "num_hidden_layers": 1,
             "num_attention_heads": 4,
             "intermediate_size": 128,
             "max_position_embeddings": words,
