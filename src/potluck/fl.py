@@ -100,6 +100,7 @@ from potluck.parts import public as public
 from potluck.parts import sharing as sharing
 from potluck.parts import submodels as submodels
 from potluck.parts import teaching as teaching
+from potluck.parts import translation as translation
 from potluck.parts import width as width
 from potluck.parts.common import CommonModel as CommonModel
 from potluck.parts.means import Aggregate as Aggregate

@@ -21,6 +21,9 @@ Symbols
 Wire
     down      weights |w|, buffers |b|, features feature_batch * feature_batches * (|s_in| + |s_out|)
     up        weights |w|, buffers |b|, features feature_batch * (|s_in| + |s_out|), examples 1
+    with      translation.s_in=8 translation.s_out=4 translation.anchors=40 also: down common |common|,
+              features feature_batch * feature_batches * translation.numbers * float; up
+              features feature_batch * translation.numbers * float, common 40 * translation.numbers * float
 
 Limits
     feature_training=false mu=0.0 equals fedavg sharing.weighting="uniform"
@@ -95,6 +98,13 @@ class State:
 
 
 @dataclass(frozen=True)
+class TranslatedState(State):
+    """The same with `translation`: also the anchors' rows among the public examples, and their common features."""
+
+    common: fl.Observed
+
+
+@dataclass(frozen=True)
 class FedIN(fl.privacy.ReleasesFeatures[State]):
     """Hyper-parameters of FedIN.
 
@@ -117,6 +127,7 @@ class FedIN(fl.privacy.ReleasesFeatures[State]):
         noise_sigma: one sigma for the whole "batch", for each "channel", or for each "feature"; where that is a single
             number, as with one example in a batch, it is 0.
         privacy: clipping and calibrated noise on what is uploaded, or None.
+        translation: common numbers for the features of unlike networks, or None.
         store_capacity: pairs that the server keeps, the oldest leaving first.
         sharing: who averages with whom.
     """
@@ -131,6 +142,7 @@ class FedIN(fl.privacy.ReleasesFeatures[State]):
         "noise by channel": {"noise": 0.8, "noise_multiplies": "variance", "noise_sigma": "channel"},
         "without features": {"feature_training": False},
         "more batches": {"feature_batches": 4, "outside": "unit"},
+        "translated": {"translation.s_in": 8, "translation.s_out": 4, "translation.anchors": 40},
     }
 
     training: fl.LocalTraining = fl.LocalTraining()
@@ -147,6 +159,7 @@ class FedIN(fl.privacy.ReleasesFeatures[State]):
     noise_multiplies: Literal["deviation", "variance"] = "deviation"
     noise_sigma: Literal["batch", "channel", "feature"] = "batch"
     privacy: fl.privacy.FeaturePrivacy | None = None
+    translation: fl.translation.Translation | None = None
     store_capacity: Annotated[int, fl.at_least(2)] = 5000
     sharing: fl.Sharing = fl.Sharing(weighting="uniform")
 
@@ -155,55 +168,69 @@ class FedIN(fl.privacy.ReleasesFeatures[State]):
         several = not self.noise or self.training.batch_size > 1
         expected = "'batch' where training.batch_size is 1"
         fl.require(several or self.noise_sigma == "batch", "noise_sigma", expected, self.noise_sigma)
+        if self.translation:
+            buffers = self.sharing.buffers == "average" or not self.sharing.averages
+            fl.require(buffers, "sharing.buffers", "'average' with translation", self.sharing.buffers)
+            fl.require(self.feature_training, "feature_training", "true with translation", self.feature_training)
+            fl.require(not self.noise or self.privacy, "noise", "0 with translation, or privacy", self.noise)
 
     def needs(self) -> frozenset[fl.Need]:
-        return super().needs() | {fl.Need.SPLIT_MODEL, fl.features.MEETING}
+        meeting = fl.Need.PUBLIC_DATA if self.translation else fl.features.MEETING
+        return super().needs() | {fl.Need.SPLIT_MODEL, meeting}
 
     def init(self, server: fl.Server) -> State:
-        return State(self.sharing.initial(server), {}, fl.features.signatures(server))
+        weights, to = self.sharing.initial(server), self.translation
+        if to:
+            return TranslatedState(weights, {}, to.signatures(server), to.begin(server))
+        return State(weights, {}, fl.features.signatures(server))
 
     def round(self, state: State, cohort: fl.Cohort, server: fl.Server) -> State:
-        features, kinds = state.features, state.signatures
+        features, kinds, said = state.features, state.signatures, list[fl.Observed]()
+        common = state.common if isinstance(state, TranslatedState) else None
         S = fl.features.drawn(features, self.feature_batch * self.feature_batches, server.rng)  # Alg. 1, l. 5
-        sent = self.sharing.send(state.weights, cohort, server, features=lambda m: S.get(kinds[m.architecture]))
+        more = {"features": lambda m: S.get(kinds[m.architecture]), "common": common}
+        sent = self.sharing.send(state.weights, cohort, server, **more)
         means = self.sharing.no_means(server.roster, "weights", "buffers")
         for id, reply in cohort.stream(self.local_update, sent):  # l. 6
             means.add(id, reply)  # l. 3
             features = fl.features.with_pairs(features, reply.get("features"), self.store_capacity)  # l. 4
+            said += [reply["common"]] if "common" in reply else []
             del reply
-        return State(means.over(state.weights, "weights", "buffers"), features, kinds)
+        state = replace(state, weights=means.over(state.weights, "weights", "buffers"), features=features)
+        return replace(state, common=fl.translation.agreed(common, said, self.sharing.combine)) if common else state
 
     def replies(self, handler: str, member: fl.Member, message: fl.Message, server: fl.Server) -> fl.Schema:
-        pairs = fl.features.expected_pairs(server, member, self.feature_batch) if self.feature_training else None
-        return fl.Schema(**self.sharing.expected(member, message), features=pairs)
+        n = self.feature_batch if self.feature_training else 0
+        pairs = fl.translation.expected(self.translation, server, member, message, n)
+        return fl.Schema(**self.sharing.expected(member, message), **pairs)
 
     @fl.on_client
     def local_update(self, client: fl.Client, message: fl.Message) -> fl.ClientWork:
         self.sharing.receive(client, message)  # l. 14-15
-        model, S, anchor = client.model, message.get("features"), fl.parameters_of(client.model)
-        pairs = self.released(client, self.feature_batch)
+        model, anchor = client.model, fl.parameters_of(client.model)
+        to = fl.translation.translator(self.translation, client, message)
+        S, n = to.received(message), self.feature_batch
+        pairs = self.released(client, n, to.observed) if self.privacy else to.collected(client, n)
         inner = fl.split(model).intermediate_names & anchor.keys()
         noise = (self.noise, self.noise_multiplies, self.noise_sigma)
-        l_local, l_in = (
-            fl.features.ObservingLoss(client.criterion, self.mu, *noise),
-            fl.features.FeatureLoss(self.feature_batch),
-        )
+        l_local, l_in = fl.features.ObservingLoss(client.criterion, self.mu, *noise), fl.features.FeatureLoss(n)
         joint = S is not None and self.optimization == "joint"  # l. 9
         report = yield fl.Fit(
             model,
             [l_local, l_in] if joint else l_local,  # l. 16, 18 | l. 10
             client.train,
             self.training,
-            extras={"anchor": anchor, "features": S},
+            extras={"anchor": anchor, "features": S, **to.reading},
             combine=self.rule_on(inner) if joint else None,  # l. 19
-            keep=self.feature_batch if self.feature_training and not self.privacy else 0,  # l. 11, 17
+            keep=n if self.feature_training and not (self.privacy or self.translation) else 0,  # l. 11, 17
         )
         client.note(**report.combined)
         if S and inner and not joint:  # the ablation "w/o Opt": as many steps on the features alone
             data = fl.Examples(S["s_in"], S["s_out"])
-            training = replace(self.training, steps=report.steps, batch_size=self.feature_batch)
-            yield fl.Fit(model, l_in, data, training, {"features": S}, trainable=tuple(sorted(inner)), name="features")
-        return self.sharing.reply(client, features=pairs or report.kept or None)  # l. 20
+            training = replace(self.training, steps=report.steps, batch_size=n)
+            extras = {"features": S, **to.reading}
+            yield fl.Fit(model, l_in, data, training, extras, trainable=tuple(sorted(inner)), name="features")
+        return self.sharing.reply(client, features=pairs or report.kept or None, common=to.anchors)  # l. 20
 
     def rule_on(self, inner: frozenset[str]) -> fl.projection.Reconcile:
         """Eq. 13, 14 / 12, 13: what becomes of G_local and G_IN on the intermediate layers, and elsewhere."""

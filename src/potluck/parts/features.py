@@ -30,6 +30,9 @@ from potluck.parts.losses import squared_distance
 FeaturePlace = Literal["s_in", "s_out"]
 """Where features are taken: before or after the intermediate layers."""
 
+PLACES: tuple[FeaturePlace, FeaturePlace] = ("s_in", "s_out")
+"""Both of them."""
+
 SigmaOf = Literal["batch", "channel", "feature"]
 """What numbers of a batch of features have a standard deviation in common."""
 
@@ -73,12 +76,12 @@ def signature(shapes: Iterable[torch.Size]) -> str:
 def signatures(server: Server, *places: FeaturePlace) -> dict[str, str]:
     """By architecture of the federation, the signature of its features at these places; at both if none is named."""
     names = sorted({member.architecture for member in server.roster.values()})
-    return {name: signature(feature_shape(server, name, place) for place in places or _PLACES) for name in names}
+    return {name: signature(feature_shape(server, name, place) for place in places or PLACES) for name in names}
 
 
 def feature_shape(server: Server, architecture: str | None, place: FeaturePlace) -> torch.Size:
     """The shape of one example's features in an architecture, the server's own if None."""
-    return server.about(architecture, feature_shapes)[_PLACES.index(place)]
+    return server.about(architecture, feature_shapes)[PLACES.index(place)]
 
 
 def common_width(server: Server) -> int:
@@ -98,7 +101,7 @@ def common_width(server: Server) -> int:
 def expected_pairs(server: Server, member: Member, most: int) -> Schema:
     """Up to `most` pairs as this client's network makes them."""
     n = UpTo(most)
-    return Schema(**{place: floats(n, *feature_shape(server, member.architecture, place)) for place in _PLACES})
+    return Schema(**{place: floats(n, *feature_shape(server, member.architecture, place)) for place in PLACES})
 
 
 def drawn(store: PairStore, most: int, rng: torch.Generator) -> PairStore:
@@ -117,7 +120,7 @@ def with_pairs(store: PairStore, pairs: Observed | None, capacity: int) -> PairS
     """
     if not pairs or len(pairs["s_in"]) < 2:
         return store
-    name = signature(pairs[place].shape[1:] for place in _PLACES)
+    name = signature(pairs[place].shape[1:] for place in PLACES)
     old = store.get(name, {place: features[:0] for place, features in pairs.items()})
     return {**store, name: {place: torch.cat([old[place], pairs[place]])[-capacity:] for place in pairs}}
 
@@ -167,7 +170,8 @@ class ObservingLoss:
 class FeatureLoss:
     """Eq. 8 / 7: how far the intermediate layers are from mapping the received s_in to the received s_out.
 
-    The pairs are the extras' "features". Running statistics are left alone.
+    The pairs are the extras' "features". Running statistics are left alone. Where the extras have a "down", the fields of
+    a `LinearMap`, it is the outputs' map to the features in which s_out is given.
 
     Attributes:
         batch: pairs that a step takes; where more were received they are drawn anew at every step.
@@ -183,7 +187,27 @@ class FeatureLoss:
             rows = torch.randperm(len(s_in))[: self.batch]
             s_in, s_out = s_in[rows], s_out[rows]
         with keep_statistics(net):
-            return F.mse_loss(split(net).intermediate(s_in), s_out)
+            found = split(net).intermediate(s_in)
+        return F.mse_loss(LinearMap(**extras["down"])(found) if "down" in extras else found, s_out)
+
+
+@dataclass(frozen=True, eq=False)
+class LinearMap:
+    """An affine map of features, each example's as a row of numbers.
+
+    Attributes:
+        matrix: (p, q).
+        origin: what is subtracted before, (p,).
+        target: what is added after, (q,).
+    """
+
+    matrix: Tensor
+    origin: Tensor
+    target: Tensor
+
+    def __call__(self, features: Tensor) -> Tensor:
+        """Of features (n, ...) of p numbers each, q of each: (n, q)."""
+        return (features.flatten(1) - self.origin) @ self.matrix + self.target
 
 
 def _sigma(features: Tensor, of: SigmaOf, channels: int) -> Tensor:
@@ -195,5 +219,3 @@ def _sigma(features: Tensor, of: SigmaOf, channels: int) -> Tensor:
     count = math.prod(features.shape[axis] for axis in axes)
     return features.std(axes, correction=min(1, count - 1), keepdim=True)
 
-
-_PLACES: tuple[FeaturePlace, FeaturePlace] = ("s_in", "s_out")

@@ -236,11 +236,19 @@ class ReleasesFeatures(SharesWeights[P]):
         """Whether features leave clients, clipped and with noise."""
         return self.privacy is not None and self.feature_training
 
-    def released(self, client: Client, count: int) -> Observed | None:
-        """Private pairs of `count` of the client's examples, see `FeaturePrivacy.release`; None without a mechanism."""
+    def released(
+        self, client: Client, count: int, features: Callable[[Tensor], Observed] | None = None
+    ) -> Observed | None:
+        """Private pairs of `count` of the client's examples, see `FeaturePrivacy.release`; None without a mechanism.
+
+        Args:
+            client: the client.
+            count: of examples.
+            features: of inputs; by default those of the client's network.
+        """
         if self.privacy is None or not self.feature_training:
             return None
-        return self.privacy.release(client, partial(observed, client.model), count)
+        return self.privacy.release(client, features or partial(observed, client.model), count)
 
     def privacy_statement(self, releases: Mapping[ClientId, Releases]) -> str | None:
         """What the features have spent, or why no epsilon can be stated of noisy ones."""

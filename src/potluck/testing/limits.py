@@ -84,10 +84,10 @@ def limits_of(method: type[Method[Any]]) -> list[Limit]:
 
 
 def section(method: type[Method[Any]], title: str) -> list[str]:
-    """The lines of one section of a method's documentation, without their indent."""
+    """The lines of one section of a method's documentation, without their indent; further indented, they go on."""
     text = inspect.cleandoc(sys.modules[method.__module__].__doc__ or "")
     found = re.search(rf"^{title}\n((?:    .*\n?)+)", text, flags=re.MULTILINE)
-    return [line.strip() for line in found[1].splitlines()] if found else []
+    return [line.strip() for line in re.sub(r"\n {5,}", " ", found[1]).splitlines()] if found else []
 
 
 def _parsed(method: type[Method[Any]], line: str) -> Limit:
