@@ -9,7 +9,6 @@ Runs go to --runs, and one that was stopped goes on.
 import argparse
 import sys
 import tomllib
-from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from typing import Any

@@ -170,8 +170,8 @@ class ObservingLoss:
 class FeatureLoss:
     """Eq. 8 / 7: how far the intermediate layers are from mapping the received s_in to the received s_out.
 
-    The pairs are the extras' "features". Running statistics are left alone. Where the extras have a "down", the fields of
-    a `LinearMap`, it is the outputs' map to the features in which s_out is given.
+    The pairs are the extras' "features". Running statistics are left alone. Where the extras have a "down", the fields
+    of a `LinearMap`, it leads from outputs to the features in which s_out is given.
 
     Attributes:
         batch: pairs that a step takes; where more were received they are drawn anew at every step.
@@ -218,4 +218,3 @@ def _sigma(features: Tensor, of: SigmaOf, channels: int) -> Tensor:
     axes = [axis for axis in range(features.dim()) if axis not in kept]
     count = math.prod(features.shape[axis] for axis in axes)
     return features.std(axes, correction=min(1, count - 1), keepdim=True)
-

@@ -220,6 +220,12 @@ class ReleasesFeatures(SharesWeights[P]):
     privacy: FeaturePrivacy | None
 
     def __post_init__(self) -> None:
+        if self.privacy and not self.sharing.averages:
+            raise ConfigError(
+                "sharing.scope: found 'none' beside privacy; a network that a client keeps was trained on the examples"
+                " whose features it would release, and nothing bounds how that shapes them; expected 'layer',"
+                " 'architecture' or 'model'"
+            )
         if self.privacy and self.sharing.buffers == "local":
             raise ConfigError(
                 "sharing.buffers: found 'local' beside privacy; a client's own statistics would shape the features that"

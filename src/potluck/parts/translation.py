@@ -4,9 +4,9 @@ Channels of unlike networks mean different things, and nothing that a client kno
 another's mean: a map that keeps them well is as good as any rotation of it, and means by class agree on no more
 directions than there are classes. So there are anchors, public examples that all have, and of each its common features,
 a row of T. A client's map down is the ridge regression of T on its own features of the anchors, its map up that of its
-own features on T. Both follow from its weights and public data alone. The server moves T to the whitened matrix nearest
-to the mean of what the clients' maps make of their features: in each round a step of orthogonal iteration, which ends at
-the generalised canonical correlation analysis of largest variance (Kettenring. Biometrika 1971).
+own s_in on T. Both follow from its weights, from T and from public data alone. The server moves T to the whitened matrix
+that is nearest to the mean of what the clients' maps make of the anchors: a step of orthogonal iteration in each round,
+which ends at the generalised canonical correlation analysis of largest variance (Kettenring. Biometrika 1971).
 """
 
 from collections.abc import Mapping, Sequence
