@@ -75,6 +75,10 @@ Departures from the paper
     17. Both versions say that lambda = 1 "is set for the optimum point of the primal problem" (section 4.2), but by eq.
         13 / 12 that point has lambda = max(0, -2b / a), where a is |G_local|^2 and b the product with G_IN. With 1, as
         in their experiments and by default, Z opposes G_local where b < -a / 2; `rule="exact"` takes the optimum.
+    18. `translation` is not in the papers. For networks whose features differ in shape the revision proposes "utilizing
+        linear layers to project the dimension of s_in and s_out to the same size", as future work (Limitations). Here
+        these layers are fitted on public examples, see `potluck.parts.translation`, and pairs are taken before the
+        training, in evaluation mode. It gained nothing where it was measured (`benchmarks/results/six_models.md`).
 """
 
 from dataclasses import dataclass, replace
@@ -99,7 +103,7 @@ class State:
 
 @dataclass(frozen=True)
 class TranslatedState(State):
-    """The same with `translation`: also the anchors' rows among the public examples, and their common features."""
+    """With `translation`; `common` holds the anchors' rows among the public examples, and their common features."""
 
     common: fl.Observed
 
@@ -169,10 +173,7 @@ class FedIN(fl.privacy.ReleasesFeatures[State]):
         expected = "'batch' where training.batch_size is 1"
         fl.require(several or self.noise_sigma == "batch", "noise_sigma", expected, self.noise_sigma)
         if self.translation:
-            buffers = self.sharing.buffers == "average" or not self.sharing.averages
-            fl.require(buffers, "sharing.buffers", "'average' with translation", self.sharing.buffers)
-            fl.require(self.feature_training, "feature_training", "true with translation", self.feature_training)
-            fl.require(not self.noise or self.privacy, "noise", "0 with translation, or privacy", self.noise)
+            self.translation.check_beside(self)
 
     def needs(self) -> frozenset[fl.Need]:
         meeting = fl.Need.PUBLIC_DATA if self.translation else fl.features.MEETING
@@ -188,8 +189,9 @@ class FedIN(fl.privacy.ReleasesFeatures[State]):
         features, kinds, said = state.features, state.signatures, list[fl.Observed]()
         common = state.common if isinstance(state, TranslatedState) else None
         S = fl.features.drawn(features, self.feature_batch * self.feature_batches, server.rng)  # Alg. 1, l. 5
-        more = {"features": lambda m: S.get(kinds[m.architecture]), "common": common}
-        sent = self.sharing.send(state.weights, cohort, server, **more)
+        sent = self.sharing.send(
+            state.weights, cohort, server, features=lambda m: S.get(kinds[m.architecture]), common=common
+        )
         means = self.sharing.no_means(server.roster, "weights", "buffers")
         for id, reply in cohort.stream(self.local_update, sent):  # l. 6
             means.add(id, reply)  # l. 3

@@ -16,6 +16,7 @@ from torch.nn import functional as F
 
 from potluck.core.federation import Criterion, Member
 from potluck.core.ground.errors import ConfigError
+from potluck.core.ground.inputs import Inputs
 from potluck.core.meeting import meetings
 from potluck.core.needs import Need, Offer
 from potluck.core.nets.batchnorm import keep_statistics
@@ -62,7 +63,7 @@ MEETING = Need(
 """Of methods that exchange features which fit only networks with features of that shape."""
 
 
-def observed(net: nn.Module, inputs: Tensor) -> Observed:
+def observed(net: nn.Module, inputs: Inputs) -> Observed:
     """The pair of each example, computed by the current network."""
     s_in, s_out, _ = split(net).passed(inputs)
     return {"s_in": s_in, "s_out": s_out}

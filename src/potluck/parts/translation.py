@@ -4,9 +4,9 @@ Channels of unlike networks mean different things, and nothing that a client kno
 another's mean: a map that keeps them well is as good as any rotation of it, and means by class agree on no more
 directions than there are classes. So there are anchors, public examples that all have, and of each its common features,
 a row of T. A client's map down is the ridge regression of T on its own features of the anchors, its map up that of its
-own s_in on T. Both follow from its weights, from T and from public data alone. The server moves T to the whitened matrix
-that is nearest to the mean of what the clients' maps make of the anchors: a step of orthogonal iteration in each round,
-which ends at the generalised canonical correlation analysis of largest variance (Kettenring. Biometrika 1971).
+own s_in on T: both follow from its weights, from T and from public data alone. The server moves T to the whitened
+matrix that is nearest to the mean of what the clients' maps make of the anchors: in each round a step of orthogonal
+iteration to the generalised canonical correlation analysis of largest variance (Kettenring. Biometrika 1971).
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,6 +29,7 @@ from potluck.core.schema import Schema, UpTo, floats
 from potluck.models.split import feature_shapes
 from potluck.parts.features import PLACES, LinearMap, expected_pairs, observed, signature, signatures
 from potluck.parts.means import Aggregate
+from potluck.parts.privacy import ReleasesFeatures
 from potluck.parts.public import drawn_rows, public_of
 
 _TOGETHER = 64  # anchors in a pass
@@ -53,6 +54,18 @@ class Translation(Checked):
     def __post_init__(self) -> None:
         most = max(self.widths.values())
         require(most < self.anchors, "anchors", f"more than the {most} common features of an example", self.anchors)
+
+    def check_beside(self, method: ReleasesFeatures[Any]) -> None:
+        """Check that a method's other options mean something beside it.
+
+        Raises:
+            ConfigError: they do not.
+        """
+        known = method.sharing.buffers == "average" or not method.sharing.averages
+        require(known, "sharing.buffers", "'average' with translation", method.sharing.buffers)
+        require(method.feature_training, "feature_training", "true with translation", method.feature_training)
+        quiet = not method.noise or method.privacy is not None
+        require(quiet, "noise", "0 with translation, or privacy", method.noise)
 
     @property
     def widths(self) -> dict[str, int]:
@@ -86,7 +99,7 @@ class Translation(Checked):
         return {"rows": rows, **{place: _components(seen[place], width) for place, width in self.widths.items()}}
 
 
-class Own:
+class OwnFeatures:
     """A network's features as they are: nothing is translated.
 
     Attributes:
@@ -113,7 +126,7 @@ class Own:
         return message.get("features")
 
 
-class Translated(Own):
+class CommonFeatures(OwnFeatures):
     """The maps between a network's features and common ones, of its weights as they are now.
 
     Attributes:
@@ -146,9 +159,9 @@ class Translated(Own):
         return pairs and {**pairs, "s_in": self._up(pairs["s_in"]).unflatten(1, self._shape)}
 
 
-def translator(to: Translation | None, client: Client, message: Message) -> Own:
+def translator(to: Translation | None, client: Client, message: Message) -> OwnFeatures:
     """How a client's features are exchanged: as they are, or in common ones that the server sent."""
-    return Own(client.model) if to is None else Translated(to, client, message["common"])
+    return OwnFeatures(client.model) if to is None else CommonFeatures(to, client, message["common"])
 
 
 def agreed(common: Observed, said: Sequence[Observed], combine: Aggregate) -> Observed:
