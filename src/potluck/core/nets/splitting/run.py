@@ -10,6 +10,7 @@ calls whose output does not follow from the inputs, which are made.
 import itertools
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -172,7 +173,12 @@ class _Ghosts(TorchFunctionMode):
         self.are_made = True
         self._is_inside = False
         self._device = device
-        self._buffers = {id(buffer) for buffer in net.buffers()}
+        self._net = net
+
+    @cached_property
+    def _buffers(self) -> set[int]:
+        """Which tensors are the net's buffers; going through all its modules takes longer than a small part's pass."""
+        return {id(buffer) for buffer in self._net.buffers()}
 
     def end(self) -> None:
         """From now on, operations are what they are, and no longer pass here, which would cost some time each."""
@@ -196,7 +202,7 @@ class _Ghosts(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         if not self.are_made:
             return func(*args, **kwargs)
-        if args and id(args[0]) in self._buffers and name.endswith("_") and not name.endswith("__"):
+        if args and name.endswith("_") and not name.endswith("__") and id(args[0]) in self._buffers:
             return args[0]  # such as the number of batches that a BatchNorm has seen
         leaves, form = pytree.tree_flatten((args, kwargs))
         if not any(isinstance(leaf, Tensor) and leaf.is_meta for leaf in leaves):
@@ -285,6 +291,8 @@ def _formed(call: ModuleCall, batch: int, device: torch.device) -> list[Any]:
 
 def _made_up(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
     """Numbers that must not matter: with one of them in it, a sum or product is NaN, and a proof fails."""
+    if device == _META:
+        return torch.empty(tuple(shape), dtype=dtype, device=device)  # in no time, unlike `full`
     return torch.full(tuple(shape), torch.nan if dtype.is_floating_point else 1, dtype=dtype, device=device)
 
 
