@@ -1,0 +1,313 @@
+"""Which methods train which networks: each for one round of two clients, beside networks that are cut by hand.
+
+    make zoo
+    .venv-zoo/bin/python benchmarks/any_module/methods.py [--only NAME ...] [--show]
+
+The first makes an environment with timm and transformers, and calls the second there. No net has weights from anywhere:
+all are drawn, as are the examples. A cell goes to results/any_methods.json when its column is done; --only tries these
+methods or columns again, --show none. All write results/any_methods.md; what is not tried again stays as it was.
+"""
+
+import argparse
+import json
+import math
+import re
+import signal
+import tempfile
+import time
+import traceback
+import warnings
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from string import ascii_lowercase
+from typing import Any, Literal, get_args
+
+import torch
+from run import RESULTS, said, versions
+from torch import Tensor
+from torchvision_ops import stand_in
+from trying import _short
+from twelve import TABLE, Column, write_configs
+
+from potluck import Federation, Observer, PotluckError, Run, RunConfig, get_method, list_methods
+from potluck.api.given import given
+from potluck.core.ground.errors import explained
+from potluck.core.ground.tree import unpack
+from potluck.core.method import Method
+from potluck.core.needs import Offer
+from potluck.data.dataset import arrays_digest
+from potluck.experiment.federation.assemble import assemble
+from potluck.experiment.settings.presets import experiment_for
+from potluck.testing.worlds import packed_state, quick
+
+MOST = 60.0  # seconds for a cell, so that none takes them all
+ALONE = ("centralised", "local")  # methods that exchange nothing, and say so
+
+Outcome = Literal["equal", "runs", "refused", "unequal", "failed", "slow"]
+SHOWN: dict[Outcome, str] = {"equal": "=", "runs": "runs", "unequal": "≠", "failed": "FAILS", "slow": "slow"}
+
+PAGE = """\
+# Any network, any method
+
+Each method with its defaults, for one round of two clients, of capacities 1 and 0.5 of the full model, that have the
+network of the column, or one each of two. Trainings are short: one epoch of a client's. Public examples, a fifth of the
+training set, are there with labels for methods that want them. Examples and labels are drawn, so what is learnt is of
+no interest.
+
+- **runs**: the round ended, both clients were evaluated, the loss and all models are finite, and something was sent,
+  but by `local` and `centralised`, which say that they send nothing.
+- **=**: and the same network, cut into stages by hand and with the same first weights, leaves the same behind to the
+  last bit. Without stages, cnn4 and preresnet18 have their tensors under the same names: the server's state and all
+  clients' are the same bytes. Of the other networks, whose tensors have other names in stages, it is all numbers in the
+  server's state, the clients' states and the models that are evaluated, whatever their names. ≠ would say that they
+  are not the same.
+- A letter: refused, before anything trained, by the line below the table. NET is the network.
+- **FAILS** is anything else, and a bug.
+
+    make zoo
+
+{about}.
+
+"""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What became of a method on a network.
+
+    Attributes:
+        line: that refuses it, or says what went wrong.
+        seconds: with the network that is cut by hand, if there is one.
+        sent: bytes that were exchanged in training.
+    """
+
+    column: str
+    method: str
+    outcome: Outcome
+    line: str = ""
+    seconds: float = 0.0
+    sent: int = 0
+
+
+class OutOfTime(BaseException):
+    """A cell took too long. What catches errors of clients must not catch this one."""
+
+
+class Wrong(Exception):
+    """A round ended, and not as it should."""
+
+
+class Began(Observer):
+    """Whether a round has begun."""
+
+    rounds = 0
+
+    def on_round_start(self, event: Any) -> None:
+        """Count it."""
+        self.rounds += 1
+
+
+@contextmanager
+def deadline(seconds: float) -> Iterator[None]:
+    """A block that raises `OutOfTime` if it takes longer."""
+
+    def over(*_: Any) -> None:
+        raise OutOfTime
+
+    signal.signal(signal.SIGALRM, over)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+def federation_of(column: Column, configs: Path) -> Federation:
+    """Two clients with its networks, made as `potluck.run` makes them."""
+    models = [f"hf:{configs / one[3:]}" if str(one).startswith("hf:") else one for one in column.models]
+    keywords = {"dataset": column.dataset(), "clients": 2, "models": models, "capacities": [1.0, 0.5]}
+    keywords |= {"public": "holdout", "partition": {"name": "iid"}}
+    settings = {"federation.public_labels": True, "federation.public_fraction": 0.2} | dict(column.settings)
+    wanted = given("local", keywords, settings)
+    with wanted.naming():
+        return assemble(experiment_for(wanted.target, wanted.values)).federation
+
+
+def by_hand(column: Column, federation: Federation) -> Federation | None:
+    """The federation whose only network is in stages; None if there is none."""
+    if column.by_hand is None:
+        return None
+    ((name, build),) = federation.architectures.items()
+    return replace(federation, architectures={name: column.by_hand(build)})
+
+
+def tried(column: Column, name: str, whole: Federation, staged: Federation | None) -> Cell:
+    """Run a method, and with it the same in stages. Nothing that goes wrong is raised."""
+    started, method = time.perf_counter(), quick(get_method(name))
+    outcome, line, sent, began = "failed", "", 0, Began()
+    try:
+        with deadline(MOST):
+            left, sent = ran(method, whole, began, column.same_names)
+            if not sent and name not in ALONE:
+                raise Wrong("nothing was sent")
+            outcome = "runs"
+            if staged is not None:
+                same = left == ran(method, staged, Began(), column.same_names)[0]
+                outcome = "equal" if same else "unequal"
+    except OutOfTime:
+        outcome, line = "slow", f"more than {MOST:g} s"
+    except Exception as error:  # whatever it is, it is this cell's
+        refused = isinstance(error, PotluckError) and not began.rounds
+        outcome, line = ("refused", plainly(str(error), method, whole)) if refused else ("failed", where(error))
+    return Cell(column.name, name, outcome, line, round(time.perf_counter() - started, 2), sent)
+
+
+def ran(method: Method[Any], federation: Federation, began: Began, named: bool) -> tuple[Any, int]:
+    """What one round leaves behind, and how many bytes it has sent."""
+    run = Run(method, federation, RunConfig(rounds=1, executor="sequential"))
+    (record,) = run.run(began).rounds
+    if len(record.replied) != 2 or record.lost:
+        raise Wrong(f"{record.replied} replied: {record.lost} {record.failed}")
+    if record.loss_local is not None and not math.isfinite(record.loss_local):
+        raise Wrong(f"loss {record.loss_local}")
+    return kept(run, named), record.bytes_down + record.bytes_up
+
+
+def kept(run: Run, named: bool) -> Any:
+    """The states of the server and the clients, as bytes if tensors are to have the same names; else all numbers."""
+    trained = run.trained()
+    models = [trained.model(client) for client in trained.federation.sites]
+    for tensor in (tensor for model in models for tensor in model.state_dict().values()):
+        if tensor.is_floating_point() and not tensor.isfinite().all():
+            raise Wrong("a model has numbers that are not finite")
+    states = [packed_state(trained.state), *(trained.engine.store.read(id) or b"" for id in trained.federation.sites)]
+    if named:
+        return states
+    numbers = Counter(number for state in states if state for number in numbers_in(unpack(state)))
+    return numbers + Counter(number for model in models for number in numbers_in(dict(model.state_dict())))
+
+
+def numbers_in(tree: Any) -> Iterator[str]:
+    """The tensors and numbers of a tree, without their names."""
+    if isinstance(tree, Tensor):
+        yield arrays_digest(tree)
+    elif isinstance(tree, dict | list | tuple):
+        for one in tree.values() if isinstance(tree, dict) else tree:
+            yield from numbers_in(one)
+    elif not isinstance(tree, str):
+        yield repr(tree)
+
+
+def plainly(line: str, method: Method[Any], federation: Federation) -> str:
+    """A refusal without the names of the method and the network, so that equal ones are told as one."""
+    line = re.sub(rf"^{type(method).__name__} cannot run here: ", "", line)
+    if len(federation.architectures) > 1:
+        return line
+    ((name, net),) = Offer.of(federation).nets.items()
+    for own in sorted({name, type(net).__name__}, key=len, reverse=True):
+        line = re.sub(rf"(?<![\w.]){re.escape(own)}(?!\w)", "NET", line)
+    return line
+
+
+def where(error: Exception) -> str:
+    """What went wrong, and in which line of which file."""
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{_short(explained(error))} ({Path(last.filename).name}, line {last.lineno})"
+
+
+def codes(cells: list[Cell]) -> dict[str, str]:
+    """A letter for each refusal, the most frequent first."""
+    letters = [*ascii_lowercase, *(a + b for a in ascii_lowercase for b in ascii_lowercase)]
+    counts = Counter(cell.line for cell in cells if cell.outcome == "refused")
+    return dict(zip((line for line, _ in counts.most_common()), letters, strict=False))
+
+
+def counts_of(cells: list[Cell]) -> str:
+    """How many cells of each outcome."""
+    found = Counter(cell.outcome for cell in cells)
+    return " | ".join(str(found[outcome]) for outcome in get_args(Outcome))
+
+
+def page(found: dict[str, Any]) -> str:
+    """The results as Markdown."""
+    commits = ", ".join(sorted({one["commit"] for one in found["cells"]}))
+    cells = [Cell(**{key: value for key, value in one.items() if key != "commit"}) for one in found["cells"]]
+    machine, libraries = found["machine"], ", ".join(f"{name} {number}" for name, number in found["versions"].items())
+    about = (
+        f"{machine['cpu']}, one thread beside other work (load {machine['load_average_before'][0]:.1f} on"
+        f" {machine['cores']} cores), {machine['system']}, Python {machine['python']}, {libraries}; commit {commits};"
+        f" {sum(cell.seconds for cell in cells):.0f} seconds in all, {max(cell.seconds for cell in cells):.1f} at most"
+    )
+    text = PAGE.format(about=about) + "| network | | = | runs | refused | ≠ | FAILS | slow |\n|---|---|" + "--:|" * 6
+    for column in TABLE:
+        mine = [cell for cell in cells if cell.column == column.name]
+        text += f"\n| {column.name} | {column.about} | {counts_of(mine)} |"
+    text += f"\n| all | | {counts_of(cells)} |\n\n## Cells\n\n| method | "
+    text += " | ".join(column.name for column in TABLE) + " |\n|---|" + ":-:|" * len(TABLE)
+    letters, by = codes(cells), {(cell.column, cell.method): cell for cell in cells}
+    for method in sorted({cell.method for cell in cells}):
+        row = [shown(by.get((column.name, method)), letters) for column in TABLE]
+        text += f"\n| {method} | {' | '.join(row)} |"
+    text += "\n\n## Refusals\n\n| | cells | line |\n|---|--:|---|\n"
+    for line, letter in letters.items():
+        text += f"| {letter} | {sum(cell.line == line for cell in cells)} | {said(line)} |\n"
+    if wrong := [cell for cell in cells if cell.outcome in ("unequal", "failed", "slow")]:
+        text += "\n## What fails\n\n"
+        text += "".join(f"- {one.method}, {one.column}, {one.outcome}: {said(one.line)}\n" for one in wrong)
+    return text
+
+
+def shown(cell: Cell | None, letters: dict[str, str]) -> str:
+    """A cell."""
+    if cell is None:
+        return ""
+    return letters[cell.line] if cell.outcome == "refused" else SHOWN[cell.outcome]
+
+
+def main() -> None:
+    """Try, and write the table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="these methods or columns alone")
+    parser.add_argument("--show", action="store_true", help="try nothing, and write the table of what was observed")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder of any_methods.json and any_methods.md")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")  # of the libraries, about arguments that they will no longer take
+    stand_in()
+    store = options.results / "any_methods.json"
+    found: dict[str, Any] = json.loads(store.read_text()) if store.exists() else {"cells": []}
+    if not options.show:
+        try_all(found, store, set(options.only or ()))
+    text = page(found)
+    (options.results / "any_methods.md").write_text(text)
+    print(text[text.index("| network") : text.index("\n## ")].strip())
+
+
+def try_all(found: dict[str, Any], store: Path, only: set[str]) -> None:
+    """Try the methods on the networks, column by column."""
+    from machine import describe  # its folder is known once `run` is imported
+
+    machine = describe()
+    found |= {"machine": machine, "versions": versions()}
+    known = {(one["column"], one["method"]): one for one in found["cells"]}
+    with tempfile.TemporaryDirectory() as folder:
+        write_configs(Path(folder))
+        for column in TABLE:
+            methods = [name for name in list_methods() if not only or {name, column.name} & only]
+            if not methods:
+                continue
+            whole = federation_of(column, Path(folder))
+            staged = by_hand(column, whole)
+            for name in methods:
+                cell = tried(column, name, whole, staged)
+                known[column.name, name] = {**asdict(cell), "commit": machine["commit"]}
+                print(f"{column.name}, {name}: {cell.outcome} {cell.line} ({cell.seconds:.1f} s)", flush=True)
+            found["cells"] = list(known.values())
+            store.write_text(json.dumps(found, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
