@@ -22,6 +22,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from statistics import median
 from string import ascii_lowercase
 from typing import Any, Literal, get_args
 
@@ -43,7 +44,7 @@ from potluck.experiment.federation.assemble import assemble
 from potluck.experiment.settings.presets import experiment_for
 from potluck.testing.worlds import packed_state, quick
 
-MOST = 60.0  # seconds for a cell, so that none takes them all
+MOST = 60.0  # seconds of the processor for a cell, so that none takes them all
 ALONE = ("centralised", "local")  # methods that exchange nothing, and say so
 
 Outcome = Literal["equal", "runs", "refused", "unequal", "failed", "slow"]
@@ -80,7 +81,7 @@ class Cell:
 
     Attributes:
         line: that refuses it, or says what went wrong.
-        seconds: with the network that is cut by hand, if there is one.
+        seconds: of the processor, with the network that is cut by hand, if there is one.
         sent: bytes that were exchanged in training.
     """
 
@@ -112,17 +113,17 @@ class Began(Observer):
 
 @contextmanager
 def deadline(seconds: float) -> Iterator[None]:
-    """A block that raises `OutOfTime` if it takes longer."""
+    """A block that raises `OutOfTime` if the processor works on it for longer."""
 
     def over(*_: Any) -> None:
         raise OutOfTime
 
-    signal.signal(signal.SIGALRM, over)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    signal.signal(signal.SIGPROF, over)
+    signal.setitimer(signal.ITIMER_PROF, seconds)
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.setitimer(signal.ITIMER_PROF, 0)
 
 
 def federation_of(column: Column, configs: Path) -> Federation:
@@ -146,7 +147,7 @@ def by_hand(column: Column, federation: Federation) -> Federation | None:
 
 def tried(column: Column, name: str, whole: Federation, staged: Federation | None) -> Cell:
     """Run a method, and with it the same in stages. Nothing that goes wrong is raised."""
-    started, method = time.perf_counter(), quick(get_method(name))
+    started, method = time.process_time(), quick(get_method(name))
     outcome, line, sent, began = "failed", "", 0, Began()
     try:
         with deadline(MOST):
@@ -162,7 +163,7 @@ def tried(column: Column, name: str, whole: Federation, staged: Federation | Non
     except Exception as error:  # whatever it is, it is this cell's
         refused = isinstance(error, PotluckError) and not began.rounds
         outcome, line = ("refused", plainly(str(error), method, whole)) if refused else ("failed", where(error))
-    return Cell(column.name, name, outcome, line, round(time.perf_counter() - started, 2), sent)
+    return Cell(column.name, name, outcome, line, round(time.process_time() - started, 2), sent)
 
 
 def ran(method: Method[Any], federation: Federation, began: Began, named: bool) -> tuple[Any, int]:
@@ -202,11 +203,17 @@ def numbers_in(tree: Any) -> Iterator[str]:
 
 
 def plainly(line: str, method: Method[Any], federation: Federation) -> str:
-    """A refusal without the names of the method and the network, so that equal ones are told as one."""
+    """A refusal without the names of the method and the network, so that equal ones are told as one.
+
+    Of two networks the names stay, without options.
+    """
     line = re.sub(rf"^{type(method).__name__} cannot run here: ", "", line)
-    if len(federation.architectures) > 1:
+    nets = Offer.of(federation).nets
+    if len(nets) > 1:
+        for name in nets:
+            line = line.replace(name, name.partition("(")[0])
         return line
-    ((name, net),) = Offer.of(federation).nets.items()
+    ((name, net),) = nets.items()
     for own in sorted({name, type(net).__name__}, key=len, reverse=True):
         line = re.sub(rf"(?<![\w.]){re.escape(own)}(?!\w)", "NET", line)
     return line
@@ -239,7 +246,8 @@ def page(found: dict[str, Any]) -> str:
     about = (
         f"{machine['cpu']}, one thread beside other work (load {machine['load_average_before'][0]:.1f} on"
         f" {machine['cores']} cores), {machine['system']}, Python {machine['python']}, {libraries}; commit {commits};"
-        f" {sum(cell.seconds for cell in cells):.0f} seconds in all, {max(cell.seconds for cell in cells):.1f} at most"
+        f" {sum(cell.seconds for cell in cells):.0f} seconds of the processor in all, of a cell"
+        f" {median(cell.seconds for cell in cells):.1f} in the median and {max(cell.seconds for cell in cells):.1f} at most"
     )
     text = PAGE.format(about=about) + "| network | | = | runs | refused | ≠ | FAILS | slow |\n|---|---|" + "--:|" * 6
     for column in TABLE:

@@ -188,13 +188,6 @@ def staged_convnext(net: Any) -> StagedNet:
     return StagedNet({"stem": net.stem, **stages, "norm": norm}, net.head.fc)
 
 
-def staged_mobilenet(net: Any) -> StagedNet:
-    """timm's, whose last convolution comes after the pooling."""
-    stages = {f"stage{number}": stage for number, stage in enumerate(net.blocks)}
-    last = nn.Sequential(net.global_pool, net.conv_head, net.norm_head, net.act2, net.flatten)
-    return StagedNet({"stem": nn.Sequential(net.conv_stem, net.bn1), **stages, "last": last}, net.classifier)
-
-
 def write_configs(folder: Path) -> None:
     """Write the configurations of networks of the Hugging Face library."""
     for name, config in CONFIGS.items():
@@ -264,7 +257,6 @@ TABLE = (
         "timm's mobilenetv3_small_050",
         ("timm:mobilenetv3_small_050",),
         images,
-        by_hand=_cut(staged_mobilenet),
     ),
     Column("hf bert", "BertForSequenceClassification, 2 layers, tokens and mask by name", ("hf:bert",), masked_tokens),
     Column("hf resnet", "ResNetForImageClassification of four blocks, 8 to 32 channels", ("hf:resnet",), images),
