@@ -33,6 +33,7 @@ evidence: .venv/installed-dev
 
 zoo: .venv-zoo/installed
 	OMP_NUM_THREADS=1 .venv-zoo/bin/python benchmarks/any_module/run.py
+	OMP_NUM_THREADS=1 .venv-zoo/bin/python benchmarks/any_module/methods.py
 
 check: lint docs test slow
 

@@ -56,10 +56,9 @@ PAGE = """\
 # Any network, any method
 
 Each method with its defaults, for one round of two clients, of capacities 1 and 0.5 of the full model, that have the
-network of the column, or one each of two. Trainings are short: one epoch of a client's; and fedftg's generator is
-small, of width 8. Public examples, a fifth of the
-training set, are there with labels for methods that want them. Examples and labels are drawn, so what is learnt is of
-no interest.
+network of the column, or one each of two. Trainings are short: one epoch of a client's; and `fedftg`'s generator is
+small, of width 8. Public examples, a fifth of the training set, are there with labels for methods that want them.
+Examples and labels are drawn, so what is learnt is of no interest.
 
 - **runs**: the round ended, both clients were evaluated, the loss and all models are finite, and something was sent,
   but by `local` and `centralised`, which say that they send nothing.
@@ -246,11 +245,12 @@ def page(found: dict[str, Any]) -> str:
     commits = ", ".join(sorted({one["commit"] for one in found["cells"]}))
     cells = [Cell(**{key: value for key, value in one.items() if key != "commit"}) for one in found["cells"]]
     machine, libraries = found["machine"], ", ".join(f"{name} {number}" for name, number in found["versions"].items())
+    seconds = [cell.seconds for cell in cells]
     about = (
         f"{machine['cpu']}, one thread beside other work (load {machine['load_average_before'][0]:.1f} on"
         f" {machine['cores']} cores), {machine['system']}, Python {machine['python']}, {libraries}; commit {commits};"
-        f" {sum(cell.seconds for cell in cells):.0f} seconds of the processor in all, of a cell"
-        f" {median(cell.seconds for cell in cells):.1f} in the median and at most {max(cell.seconds for cell in cells):.1f}"
+        f" {sum(seconds):.0f} seconds of the processor in all, of a cell {median(seconds):.1f} in the median and at most"
+        f" {max(seconds):.1f}"
     )
     text = PAGE.format(about=about) + "| network | | = | runs | refused | ≠ | FAILS | slow |\n|---|---|" + "--:|" * 6
     for column in TABLE:
