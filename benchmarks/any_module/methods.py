@@ -30,7 +30,7 @@ import torch
 from run import RESULTS, said, versions
 from torch import Tensor
 from torchvision_ops import stand_in
-from trying import _short
+from trying import short
 from twelve import TABLE, Column, write_configs
 
 from potluck import Federation, Observer, PotluckError, Run, RunConfig, get_method, list_methods
@@ -224,7 +224,7 @@ def plainly(line: str, method: Method[Any], federation: Federation) -> str:
 def where(error: Exception) -> str:
     """What went wrong, and in which line of which file."""
     last = traceback.extract_tb(error.__traceback__)[-1]
-    return f"{_short(explained(error))} ({Path(last.filename).name}, line {last.lineno})"
+    return f"{short(explained(error))} ({Path(last.filename).name}, line {last.lineno})"
 
 
 def codes(cells: list[Cell]) -> dict[str, str]:

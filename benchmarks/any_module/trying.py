@@ -95,13 +95,13 @@ def tried(case: Case) -> Row:
         row.gaps = {name: gap if math.isfinite(gap) else "unlike" for name, gap in gaps.items()}
         row.outcome = "split"
     except CannotSplit as problem:
-        row.outcome, row.reason = "refused", _short(str(problem))
+        row.outcome, row.reason = "refused", short(str(problem))
     except Exception as error:  # whatever it is, it is this net's row
-        row.reason = _short(explained(error))
+        row.reason = short(explained(error))
     return row
 
 
-def _short(reason: str) -> str:
+def short(reason: str) -> str:
     """A reason without the folders of the file that it names."""
     return re.sub(r"\S*/([\w.-]+\.py), line", r"\1, line", reason)
 
