@@ -249,8 +249,8 @@ def page(found: dict[str, Any]) -> str:
     about = (
         f"{machine['cpu']}, one thread beside other work (load {machine['load_average_before'][0]:.1f} on"
         f" {machine['cores']} cores), {machine['system']}, Python {machine['python']}, {libraries}; commit {commits};"
-        f" {sum(seconds):.0f} seconds of the processor in all, of a cell {median(seconds):.1f} in the median and at most"
-        f" {max(seconds):.1f}"
+        f" {sum(seconds):.0f} seconds of the processor in all, {median(seconds):.1f} a cell in the median and"
+        f" {max(seconds):.1f} at most"
     )
     text = PAGE.format(about=about) + "| network | | = | runs | refused | ≠ | FAILS | slow |\n|---|---|" + "--:|" * 6
     for column in TABLE:
