@@ -47,6 +47,11 @@ from potluck.testing.worlds import packed_state, quick
 MOST = 60.0  # seconds of the processor for a cell, so that none takes them all
 SMALLER = {"fedftg": ("width=8",)}
 """Settings without which a method takes long: of a generator that puts out images."""
+UNLIKE = {
+    "flanc": "a narrower network that a builder makes has first weights of its own, and one that is cut out of the full"
+    " network has some of that one's; flanc trains each width from where it begins"
+}
+"""Why a method may leave other numbers where the builder of the network in stages takes `scale`."""
 ALONE = ("centralised", "local")  # methods that exchange nothing, and say so
 
 Outcome = Literal["equal", "runs", "refused", "unequal", "failed", "slow"]
@@ -65,8 +70,8 @@ Examples and labels are drawn, so what is learnt is of no interest.
 - **=**: and the same network, cut into stages by hand and with the same first weights, leaves the same behind to the
   last bit. Without stages, cnn4 and preresnet18 have their tensors under the same names: the server's state and all
   clients' are the same bytes. Of the other networks, whose tensors have other names in stages, it is all numbers in the
-  server's state, the clients' states and the models that are evaluated, whatever their names. ≠ would say that they
-  are not the same.
+  server's state, the clients' states and the models that are evaluated, whatever their names. **≠**: they are not the
+  same; why, is said at the end.
 - A letter: refused, before anything trained, by the line below the table. NET is the network.
 - **FAILS** is anything else, and a bug.
 
@@ -159,7 +164,7 @@ def tried(column: Column, name: str, whole: Federation, staged: Federation | Non
             outcome = "runs"
             if staged is not None:
                 same = left == ran(method, staged, Began(), column.same_names)[0]
-                outcome = "equal" if same else "unequal"
+                outcome, line = ("equal", "") if same else ("unequal", UNLIKE.get(name, ""))
     except OutOfTime:
         outcome, line = "slow", f"more than {MOST:g} s"
     except Exception as error:  # whatever it is, it is this cell's
@@ -222,7 +227,9 @@ def plainly(line: str, method: Method[Any], federation: Federation) -> str:
 
 
 def where(error: Exception) -> str:
-    """What went wrong, and in which line of which file."""
+    """What went wrong, and in which line of which file, if a client's failure does not say so."""
+    if isinstance(error, PotluckError | Wrong):
+        return short(f"{type(error).__name__}: {error}")
     last = traceback.extract_tb(error.__traceback__)[-1]
     return f"{short(explained(error))} ({Path(last.filename).name}, line {last.lineno})"
 
@@ -266,7 +273,7 @@ def page(found: dict[str, Any]) -> str:
     for line, letter in letters.items():
         text += f"| {letter} | {sum(cell.line == line for cell in cells)} | {said(line)} |\n"
     if wrong := [cell for cell in cells if cell.outcome in ("unequal", "failed", "slow")]:
-        text += "\n## What fails\n\n"
+        text += "\n## What differs or fails\n\n"
         text += "".join(f"- {one.method}, {one.column}, {one.outcome}: {said(one.line)}\n" for one in wrong)
     return text
 

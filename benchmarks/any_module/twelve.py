@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from own import CLASSES, COLUMNS, TEXT, WORDS, FunctionalHead, LSTMText, TwoHeads
+from own import CLASSES, COLUMNS, TEXT, WORDS, LSTMText, TwoHeads
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -131,18 +131,33 @@ def preresnet18_without_stages() -> nn.Module:
     return unstaged(PRERESNET)
 
 
+class FunctionalHead(nn.Module):
+    """Its last layer is parameters and functions; features and classes are compared by their angle."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv2d(3, 6, 3), nn.BatchNorm2d(6), nn.ReLU(True), nn.Conv2d(6, 8, 3), nn.ReLU())
+        self.neck = nn.Linear(8, 8)
+        self.angles = nn.ParameterDict({"classes": torch.randn(CLASSES, 8), "scale": torch.tensor(10.0)})
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Images to logits."""
+        x = self.neck(F.adaptive_avg_pool2d(self.body(x), 1).flatten(1))
+        return self.angles["scale"] * F.linear(F.normalize(x), F.normalize(self.angles["classes"]))
+
+
 class Cosines(nn.Module):
-    """The head of a `FunctionalHead`."""
+    """The head of a `FunctionalHead`, whose tensors are in the order that they have there."""
 
     in_features = 8
 
     def __init__(self, net: FunctionalHead) -> None:
         super().__init__()
-        self.neck, self.classes, self.scale = net.neck, net.classes, net.scale
+        self.neck, self.angles = net.neck, net.angles
 
     def forward(self, x: Tensor) -> Tensor:
         """Features (batch, 8) to logits."""
-        return self.scale * F.linear(F.normalize(self.neck(x)), F.normalize(self.classes))
+        return self.angles["scale"] * F.linear(F.normalize(self.neck(x)), F.normalize(self.angles["classes"]))
 
 
 class LastStates(nn.Module):
