@@ -179,8 +179,9 @@ def staged_lstm(net: LSTMText) -> StagedNet:
 
 
 def staged_head(net: FunctionalHead) -> StagedNet:
-    """Two convolutions."""
-    return StagedNet({"stem": net.body[:3], "rest": net.body[3:]}, Cosines(net), _mean())
+    """Two convolutions. The pooling is in a stage, since gradients of several uses are added up behind it in both."""
+    rest = nn.Sequential(net.body[3:], nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    return StagedNet({"stem": net.body[:3], "rest": rest}, Cosines(net))
 
 
 def staged_perceptron(net: Perceptron) -> StagedNet:
@@ -208,10 +209,6 @@ def write_configs(folder: Path) -> None:
     for name, config in CONFIGS.items():
         (folder / name).mkdir()
         (folder / name / "config.json").write_text(json.dumps(config))
-
-
-def _mean() -> nn.Module:
-    return nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten())
 
 
 def _built(cut: Callable[[Any], StagedNet], build: Builder) -> StagedNet:
