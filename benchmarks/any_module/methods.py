@@ -48,10 +48,11 @@ MOST = 60.0  # seconds of the processor for a cell, so that none takes them all
 SMALLER = {"fedftg": ("width=8",)}
 """Settings without which a method takes long: of a generator that puts out images."""
 UNLIKE = {
+    "fedmlb": "it has a path for each stage, and the dataflow finds other stages than a person cuts",
     "flanc": "a narrower network that a builder makes has first weights of its own, and one that is cut out of the full"
     " network has some of that one's; flanc trains each width from where it begins"
 }
-"""Why a method may leave other numbers where the builder of the network in stages takes `scale`."""
+"""Why a method may leave other numbers with a network in stages."""
 ALONE = ("centralised", "local")  # methods that exchange nothing, and say so
 
 Outcome = Literal["equal", "runs", "refused", "unequal", "failed", "slow"]
@@ -274,7 +275,7 @@ def page(found: dict[str, Any]) -> str:
         text += f"| {letter} | {sum(cell.line == line for cell in cells)} | {said(line)} |\n"
     if wrong := [cell for cell in cells if cell.outcome in ("unequal", "failed", "slow")]:
         text += "\n## What differs or fails\n\n"
-        text += "".join(f"- {one.method}, {one.column}, {one.outcome}: {said(one.line)}\n" for one in wrong)
+        text += "".join(f"- {one.method}, {one.column}, {SHOWN[one.outcome]}: {said(one.line)}\n" for one in wrong)
     return text
 
 
