@@ -50,7 +50,7 @@ SMALLER = {"fedftg": ("width=8",)}
 UNLIKE = {
     "fedmlb": "it has a path for each stage, and the dataflow finds other stages than a person cuts",
     "flanc": "a narrower network that a builder makes has first weights of its own, and one that is cut out of the full"
-    " network has some of that one's; flanc trains each width from where it begins"
+    " network has some of that one's; flanc trains each width from where it begins",
 }
 """Why a method may leave other numbers with a network in stages."""
 ALONE = ("centralised", "local")  # methods that exchange nothing, and say so
