@@ -24,6 +24,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
 from string import ascii_lowercase
+from textwrap import shorten
 from typing import Any, Literal, get_args
 
 import torch
@@ -45,12 +46,15 @@ from potluck.experiment.settings.presets import experiment_for
 from potluck.testing.worlds import packed_state, quick
 
 MOST = 60.0  # seconds of the processor for a cell, so that none takes them all
+LONGEST = 300  # characters of what a failure says
 SMALLER = {"fedftg": ("width=8",)}
 """Settings without which a method takes long: of a generator that puts out images."""
+INCO = ("incoavg", "incomoon", "inconova", "incoprox", "incoscaffold")
 UNLIKE = {
     "fedmlb": "it has a path for each stage, and the dataflow finds other stages than a person cuts",
     "flanc": "a narrower network that a builder makes has first weights of its own, and one that is cut out of the full"
-    " network has some of that one's; flanc trains each width from where it begins",
+    " network has some of that one's; it trains each width from where it begins",
+    **dict.fromkeys(INCO, "it pairs layers by the modules that they are in, and stages are other modules"),
 }
 """Why a method may leave other numbers with a network in stages."""
 ALONE = ("centralised", "local")  # methods that exchange nothing, and say so
@@ -165,7 +169,7 @@ def tried(column: Column, name: str, whole: Federation, staged: Federation | Non
             outcome = "runs"
             if staged is not None:
                 same = left == ran(method, staged, Began(), column.same_names)[0]
-                outcome, line = ("equal", "") if same else ("unequal", UNLIKE.get(name, ""))
+                outcome = "equal" if same else "unequal"
     except OutOfTime:
         outcome, line = "slow", f"more than {MOST:g} s"
     except Exception as error:  # whatever it is, it is this cell's
@@ -230,7 +234,7 @@ def plainly(line: str, method: Method[Any], federation: Federation) -> str:
 def where(error: Exception) -> str:
     """What went wrong, and in which line of which file, if a client's failure does not say so."""
     if isinstance(error, PotluckError | Wrong):
-        return short(f"{type(error).__name__}: {error}")
+        return shorten(short(f"{type(error).__name__}: {error}"), LONGEST, placeholder=" ...")
     last = traceback.extract_tb(error.__traceback__)[-1]
     return f"{short(explained(error))} ({Path(last.filename).name}, line {last.lineno})"
 
@@ -275,7 +279,10 @@ def page(found: dict[str, Any]) -> str:
         text += f"| {letter} | {sum(cell.line == line for cell in cells)} | {said(line)} |\n"
     if wrong := [cell for cell in cells if cell.outcome in ("unequal", "failed", "slow")]:
         text += "\n## What differs or fails\n\n"
-        text += "".join(f"- {one.method}, {one.column}, {SHOWN[one.outcome]}: {said(one.line)}\n" for one in wrong)
+        text += "".join(
+            f"- {one.method}, {one.column}, {SHOWN[one.outcome]}: {said(one.line or UNLIKE.get(one.method, '?'))}\n"
+            for one in wrong
+        )
     return text
 
 
