@@ -78,7 +78,7 @@ Examples and labels are drawn, so what is learnt is of no interest.
   server's state, the clients' states and the models that are evaluated, whatever their names. **≠**: they are not the
   same; why, is said at the end.
 - A letter: refused, before anything trained, by the line below the table. NET is the network.
-- **FAILS** is anything else, and a bug.
+- **FAILS** is anything else, and a bug; **slow**, that it took more than a minute of the processor.
 
     make zoo
 

@@ -191,10 +191,11 @@ def staged_perceptron(net: Perceptron) -> StagedNet:
 
 
 def staged_resnet(net: Any) -> StagedNet:
-    """timm's, whose stem has three convolutions."""
-    stages = {"stem": net.conv1[:3], "rest": nn.Sequential(net.conv1[3:], net.bn1, net.act1, net.maxpool)}
-    layers = {name: getattr(net, name) for name in ("layer1", "layer2", "layer3", "layer4")}
-    return StagedNet({**stages, **layers}, net.fc, net.global_pool)
+    """timm's, whose stem has three convolutions, with a stage for each; the pooling is in the last stage."""
+    stem = {"stem": net.conv1[:3], "second": net.conv1[3:6]}
+    third = nn.Sequential(net.conv1[6:], net.bn1, net.act1, net.maxpool)
+    layers = {name: getattr(net, name) for name in ("layer1", "layer2", "layer3")}
+    return StagedNet({**stem, "third": third, **layers, "layer4": nn.Sequential(net.layer4, net.global_pool)}, net.fc)
 
 
 def staged_convnext(net: Any) -> StagedNet:
