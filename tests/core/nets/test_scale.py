@@ -1,7 +1,9 @@
 import pytest
+import torch
 from torch import nn
 
 from potluck.core.ground.errors import ConfigError
+from potluck.core.ground.inputs import Form
 from potluck.core.nets.scale import FULL, Cuts, Scale, built
 from potluck.core.nets.splitting import Splits
 
@@ -48,3 +50,21 @@ def test_built_hands_the_scale_to_a_builder_that_takes_anything():
         return nn.Linear(1, options["scale"].of(8))
 
     assert built(build, Scale(0.5), "net", Cuts(()), Splits((), True)).out_features == 4
+
+
+class Named(nn.Module):
+    """Reads two inputs by their names."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.head = nn.Linear(6, 8), nn.Linear(3, 8), nn.Linear(8, 4)
+
+    def forward(self, a, b):
+        return self.head((self.first(a) + self.second(b)).relu())
+
+
+def test_a_network_of_named_inputs_is_made_narrower_as_others_are():
+    shape = {"a": Form((6,), torch.float32), "b": Form((3,), torch.float32)}
+    net = built(Named, Scale(0.5), "named", Cuts(shape), Splits(shape, True))
+    assert net({"a": torch.zeros(2, 6), "b": torch.zeros(2, 3)}).shape == (2, 4)
+    assert net.first.weight.shape == (4, 6)

@@ -7,7 +7,7 @@ import traceback
 from collections.abc import Iterable
 from pathlib import Path
 
-_OURS = Path(__file__).resolve().parents[1]
+_OURS = Path(__file__).resolve().parents[2]
 _INSTALLED = tuple(Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 _LONGEST = 300
 

@@ -84,7 +84,8 @@ class Cuts:
             NoSlices: see `potluck.core.nets.slicing.cut_of`.
         """
         if (architecture, width) not in self._known:
-            self._known[architecture, width] = cut_of(builder(), Scale(width).of, self._input_shape)
+            net = with_entrance(builder(), self._input_shape)
+            self._known[architecture, width] = cut_of(net, Scale(width).of, self._input_shape)
         return self._known[architecture, width]
 
 
