@@ -41,6 +41,7 @@ Departures from the paper
     6. Public rows are shuffled before clients and server learn from them; the code takes them in ascending order.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
@@ -107,7 +108,7 @@ class DSFL(fl.Method[State]):
     def round(self, state: State, cohort: fl.Cohort, server: fl.Server) -> State:
         rows = fl.public.drawn_rows(server, self.public_examples)
         replies = cohort.ask(self.local_update, fl.Message(rows=rows, lesson=state.lesson or None))
-        lesson = {"rows": rows, "labels": self._labels(replies, server)}  # aggregation
+        lesson = {"rows": rows, "labels": self._labels(replies, server.members(replies))}  # aggregation
         model = fl.load(server.build(), state.common)
         data = fl.public.soft_lesson(server, lesson)
         report = server.fit(fl.Fit(model, fl.public.soft_labels_loss, data, self.server_training))  # distillation, w_g
@@ -129,13 +130,13 @@ class DSFL(fl.Method[State]):
         logits = yield fl.Predict(client.model, fl.public.public_of(client).take(message["rows"]))  # prediction
         return fl.Message(predictions=logits if self.average == "logits" else logits.softmax(1))  # upload
 
-    def _labels(self, replies: fl.Replies, server: fl.Server) -> Tensor:
+    def _labels(self, replies: fl.Replies, members: Sequence[fl.Member] = ()) -> Tensor:
         """t_g, a distribution over classes for each row: by ERA, softmax(mean of t_k / T); by SA, the mean."""
         predictions = replies.entries("predictions")
         if self.average == "logits":
             mean = fl.classes.averaged(self.combine, predictions, [1.0] * len(replies)).softmax(1)
         else:
-            mean = fl.public.consensus(predictions, self.combine, members=server.members(replies))
+            mean = fl.public.consensus(predictions, self.combine, members=members)
         return mean if self.aggregation == "sa" else (mean / self.temperature).softmax(1)
 
     def global_model(self, state: State, server: fl.Server) -> nn.Module:

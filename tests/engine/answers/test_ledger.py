@@ -207,9 +207,9 @@ def test_every_executor_brings_the_counts_home(make):
 class ReleasesTwice(type(PRIVATE)):
     """Calls the mechanism twice where the account allows one release."""
 
-    def released(self, client, count):
-        super().released(client, count)
-        return super().released(client, count)
+    def released(self, client, count, features=None):
+        super().released(client, count, features)
+        return super().released(client, count, features)
 
 
 def test_a_method_that_releases_twice_in_a_call_breaks_the_contract():
