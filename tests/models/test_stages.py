@@ -334,3 +334,32 @@ def test_exits_and_starts_that_a_network_does_not_allow_are_refused():
     (place,) = (stage.end for stage in plan_of(net).stages if stage.end.by_value)
     with pytest.raises(ConfigError, match=f"Undecided looks at numbers before {place}, so that it cannot begin there"):
         CutNet(net, start=place)
+
+
+class Depthwise(nn.Module):
+    """Layers of groups, and a buffer that is not saved."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Conv2d(1, 4, 3, padding=1), nn.Conv2d(4, 4, 3, padding=1, groups=4)
+        self.third, self.fourth = nn.Conv2d(4, 8, 1), nn.Conv2d(8, 8, 3, padding=1, groups=8)
+        self.fc = nn.Linear(8, 3)
+        self.register_buffer("brighter", torch.full((1, 1, 8, 8), 1.5), persistent=False)
+
+    def forward(self, x):
+        x = self.second(self.first(x * self.brighter).relu()).relu()
+        return self.fc(self.fourth(self.third(x).relu()).relu().mean((2, 3)))
+
+
+def test_a_network_of_all_its_blocks_has_what_is_not_saved_too():
+    net = made(Depthwise)
+    found = stages_of(net)
+    exits = {place: found.small_exit(found.shapes(SHAPE)[place], 3) for place in found.blocks[:-1]}
+    whole = found.leading(len(found.blocks), exits)
+    assert_close(whole(images()), net(images()), **EXACTLY)
+    assert all(outputs.isfinite().all() for outputs in exit_outputs(whole, images()).values())
+
+
+def test_what_a_narrower_network_keeps_is_known_where_layers_of_groups_come_later():
+    found = stages_of(made(Depthwise))
+    assert found.kept_at(found.blocks[0], Scale(0.5).of, SHAPE) == slice(0, 2)

@@ -49,7 +49,8 @@ class CutNet(nn.Module):
             raise CannotSplit(f"{type(net).__name__} has a module called exits, as what is put behind stages is called")
         self._plan = plan
         self._start, self._stop = start, stop
-        names = plan.names(start, stop) if start or stop else net.state_dict().keys()
+        tensors = (*net.named_parameters(remove_duplicate=False), *net.named_buffers(remove_duplicate=False))
+        names = plan.names(start, stop) if start or stop else {name for name, _ in tensors}  # those not saved, too
         own = pruned(net, names)
         self.__dict__["_own"] = own  # as no module of this one, whose tensors would have longer names
         self._modules.update(own._modules)
