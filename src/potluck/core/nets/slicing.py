@@ -167,8 +167,8 @@ class Cut:
             some.out_features, some.in_features = layer.weight.shape
         elif isinstance(layer, (nn.Conv1d, nn.Conv2d, nn.Conv3d)):
             whole = before.get(f"{path}.weight".lstrip("."))  # none of a layer that was left out of the net
-            grouped = layer.groups > 1 and whole is not None
-            some.groups = layer.groups * len(layer.weight) // len(whole) if grouped else layer.groups
+            if layer.groups > 1 and whole is not None:
+                some.groups = layer.groups * len(layer.weight) // len(whole)
             some.out_channels, some.in_channels = len(layer.weight), layer.weight.shape[1] * layer.groups
         elif isinstance(layer, (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)):
             some.in_channels, some.out_channels = layer.weight.shape[:2]
