@@ -174,7 +174,6 @@ class Run:
         self.notes = self._records.check(self._last) if self._records else []
         self.notes += cautions(needs_of(method), name, offer)
         self.notes += self._config.computing.notes()
-        self.notes += _of_own_classes(self._engine.federation)
         try:
             self._state = self._engine.start()
             if self._checkpoints:
@@ -431,14 +430,3 @@ def _one_class(federation: Federation) -> list[str]:
 def _chosen(config: RunConfig, federation: Federation) -> ChosenExecutor:
     nets = [federation.build(name, Key((name,))) for name in sorted(federation.architectures)]
     return choose_executor(config.executor, config.workers, config.threads, nets, config.computing.place)
-
-
-def _of_own_classes(federation: Federation) -> list[str]:
-    """What the numbers of clients with classes of their own mean."""
-    few = [id for id in federation.sites if federation.classes_of(id) is not None]
-    if not few:
-        return []
-    return [
-        f"{len(few)} of {len(federation.sites)} clients have outputs for classes of their own alone, and are tested on"
-        " these"
-    ]
