@@ -50,6 +50,7 @@ MODELS = {
 }
 """The models' names in the tables, by how their architectures' names begin or their file is called."""
 MEASURES = {"personal": "own test parts", "common": "common test set"}
+ENOUGH = 4  # pairs for an interval
 BEGIN, END = "<!-- tables: begin -->", "<!-- tables: end -->"
 
 
@@ -134,11 +135,11 @@ def line(entry: Entry, run: StoredRun) -> dict[str, Any]:
 
 
 def cell(values: Sequence[float], *, gain: bool) -> str:
-    """Values in points, as their mean with its interval; in bold where the interval of a gain is without 0."""
+    """Values in points, as their mean with its interval, if they are enough; in bold where that is without 0."""
     over = interval(values)
     assert over is not None
-    if not gain:
-        return f"{over.mean:.1f}"
+    if not gain or len(values) < ENOUGH:
+        return f"{over.mean:+.1f}" if gain else f"{over.mean:.1f}"
     half = over.half or 0.0
     text = f"{over.mean:+.1f} ± {half:.1f}"
     return f"**{text}**" if abs(over.mean) > half > 0 else text
@@ -155,8 +156,8 @@ def tables(lines: Sequence[dict[str, Any]]) -> str:
     text = ""
     for measure, title in MEASURES.items():
         text += f"\n### {title[0].upper()}{title[1:]}\n\n"
-        text += f"| | seeds | {' | '.join(MODELS.values())} | all | MB | minutes |\n"
-        text += f"|---|--:|{'--:|' * len(MODELS)}--:|--:|--:|\n"
+        text += f"| | seeds | {' | '.join(MODELS.values())} | all | MB |\n"
+        text += f"|---|--:|{'--:|' * len(MODELS)}--:|--:|\n"
         for row in dict.fromkeys(line["row"] for line in lines):
             mine = [line for line in lines if line["row"] == row]
             values = defaultdict[str, list[float]](list)
