@@ -72,11 +72,6 @@ class Translation(Checked):
         """By place, how many common features an example has."""
         return {"s_in": self.s_in, "s_out": self.s_out}
 
-    @property
-    def numbers(self) -> int:
-        """How many common features a pair has."""
-        return self.s_in + self.s_out
-
     def signatures(self, server: Server) -> dict[str, str]:
         """By architecture, the signature of its common features, which is that of all."""
         common = signature(torch.Size([width]) for width in self.widths.values())
