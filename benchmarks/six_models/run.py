@@ -167,10 +167,8 @@ def tables(lines: Sequence[dict[str, Any]]) -> str:
                 for column in (client["model"], "all"):
                     values[column].append(100 * (client[measure] - base))
             cells = [cell(values[column], gain=row != BASELINE) for column in (*MODELS.values(), "all")]
-            spent = (
-                f"{fmean(line['megabytes'] for line in mine):.1f} | {fmean(line['seconds'] for line in mine) / 60:.1f}"
-            )
-            text += f"| {row} | {len(mine)} | {' | '.join(cells)} | {spent} |\n"
+            sent = fmean(one["megabytes"] for one in mine)
+            text += f"| {row} | {len(mine)} | {' | '.join(cells)} | {sent:.1f} |\n"
     return text
 
 

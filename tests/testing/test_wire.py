@@ -65,6 +65,7 @@ DOWN, UP = "down      table |table|, round 1", "up        features pairs * |h|"
         ("down      table at most 2 * |table|, round 1", UP),
         (DOWN, "up        features pairs*(|h| + 0 * flag)"),
         (DOWN, UP, "with      pairs=4 also: up features 4 * |h|"),
+        (DOWN, UP, "with      pairs=4 also:", "          up features", "          4 * |h|"),
     ],
 )
 def test_a_true_section_passes(sending, lines):

@@ -21,9 +21,9 @@ Symbols
 Wire
     down      weights |w|, buffers |b|, features feature_batch * feature_batches * (|s_in| + |s_out|)
     up        weights |w|, buffers |b|, features feature_batch * (|s_in| + |s_out|), examples 1
-    with      translation.s_in=8 translation.s_out=4 translation.anchors=40 also: down common 40 * integer + 480 * float,
-              features feature_batch * feature_batches * 12 * float; up common 480 * float,
-              features feature_batch * 12 * float
+    with      translation.s_in=8 translation.s_out=4 translation.anchors=40 also:
+              down features feature_batch * feature_batches * 12 * float, common 40 * integer + 480 * float;
+              up features feature_batch * 12 * float, common 480 * float
 
 Limits
     feature_training=false mu=0.0 equals fedavg sharing.weighting="uniform"
