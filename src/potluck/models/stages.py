@@ -308,11 +308,8 @@ class _OfPlan(Stages):
             return {name.removeprefix(f"{stage.module}."): name for name in sorted(stage.names)}
         read = dict.fromkeys(name for _, name in self._plan.uses if name in stage.names)
         layers = list(dict.fromkeys(name.rpartition(".")[0] for name in read))
-        return {f"{layers.index(layer)}.{own}": f"{layer}.{own}".lstrip(".") for layer, _, own in map(_parted, read)}
-
-
-def _parted(name: str) -> tuple[str, str, str]:
-    return name.rpartition(".")
+        parted = (name.rpartition(".") for name in read)
+        return {f"{layers.index(layer)}.{own}": f"{layer}.{own}".lstrip(".") for layer, _, own in parted}
 
 
 def stages_of(net: nn.Module | Stages) -> Stages:

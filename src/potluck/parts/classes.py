@@ -18,10 +18,9 @@ from potluck.core.roles import Replies
 from potluck.parts.means import Aggregate, Gathered
 
 
-def owned_part(weights: Mapping[str, Tensor], member: Member) -> Weights:
+def owned_part(weights: Mapping[str, Tensor], member: Member) -> Mapping[str, Tensor]:
     """Of the tensors of a network with all classes, those that a client's network has, with its own classes' rows."""
-    mine = {name: tensor for name, tensor in weights.items() if name in member.shapes}
-    return mine if member.head is None else member.head.part_of(mine)
+    return rows_for({name: tensor for name, tensor in weights.items() if name in member.shapes}, member)
 
 
 def rows_for(weights: Mapping[str, Tensor], member: Member, prefix: str = "") -> Mapping[str, Tensor]:
@@ -32,10 +31,7 @@ def rows_for(weights: Mapping[str, Tensor], member: Member, prefix: str = "") ->
         member: the client.
         prefix: what these names begin with in its network.
     """
-    if (own := member.head) is None:
-        return weights
-    axes = {name: own.axes[prefix + name] for name in weights if prefix + name in own.axes}
-    return {n: own.classes.rows_of(tensor, axes[n]) if n in axes else tensor for n, tensor in weights.items()}
+    return weights if member.head is None else member.head.part_of(weights, prefix)
 
 
 def mean_of_rows(
@@ -85,8 +81,6 @@ class MeanByClass:
         axis: along which the tensors have classes.
         width: how many classes there are.
     """
-
-    shape: None = None  # tensors of unlike shapes may come
 
     def __init__(self, rule: Aggregate, axis: int, width: int) -> None:
         self.weight = 0.0

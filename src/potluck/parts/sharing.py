@@ -314,7 +314,13 @@ class Means:
         self._sharing = sharing
         self._roster = roster
         self._entries = entries
-        self._by_class = axes_of(roster)
+        by_class, members = axes_of(roster), roster.values()
+        self._by_class = {
+            (sharing.group(member), name): found
+            for member in members
+            for (base, name), found in by_class.items()
+            if base == member.base
+        }  # whoever has all classes averages with those who have some
         self._found: dict[str, dict[str, dict[str, RunningMean | Gathered | MeanByClass]]] = {e: {} for e in entries}
 
     def add(self, id: ClientId, reply: Message) -> None:
@@ -331,7 +337,7 @@ class Means:
             layers = self._found[entry].setdefault(self._sharing.group(member), {})
             for name, tensor in _by_layer(value, member).items():
                 share = weight[name] if isinstance(weight, Mapping) else weight
-                if tensor.dim() and (found := self._by_class.get((member.base, name))) is not None:
+                if tensor.dim() and (found := self._by_class.get((self._sharing.group(member), name))) is not None:
                     running = layers.setdefault(name, MeanByClass(self._sharing.combine, *found))
                     assert isinstance(running, MeanByClass)
                     running.add(tensor, share, None if member.head is None else member.head.classes)

@@ -127,12 +127,11 @@ class OwnHead:
         """A new network of the builder's."""
         return self.builder(**options)
 
-    def part_of(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Of the tensors of a network with all classes, those of this one."""
-        return {
-            name: self.classes.rows_of(tensor, self.axes[name]) if name in self.axes else tensor
-            for name, tensor in weights.items()
-        }
+    def part_of(self, weights: Mapping[str, Tensor], prefix: str = "") -> dict[str, Tensor]:
+        """Of the tensors of a network with all classes, those of this one; `prefix` is what their names leave out."""
+        axes = {name: self.axes.get(prefix + name) for name in weights}
+        rows = self.classes.rows_of
+        return {n: tensor if (axis := axes[n]) is None else rows(tensor, axis) for n, tensor in weights.items()}
 
 
 def axes_of_classes(net: nn.Module, wider: nn.Module, classes: int) -> dict[str, int]:

@@ -54,12 +54,14 @@ class OwnHeads:
 
     def _builder(self, spec: ModelSpec, outputs: int) -> Builder:
         """One for all clients with so many classes, so that what is known of its networks is found once."""
-        return self._plain.setdefault((spec.architecture, outputs), self.builder_for(spec, outputs))
+        if (spec.architecture, outputs) not in self._plain:
+            self._plain[spec.architecture, outputs] = self.builder_for(spec, outputs)
+        return self._plain[spec.architecture, outputs]
 
     def _axes_of(self, spec: ModelSpec) -> dict[str, int]:
         if spec.architecture not in self._axes:
             plain = replace(spec, weights=None)
-            net, wider = (_built(self.builder_for(plain, outputs)) for outputs in (self.width, self.width + 1))
+            net, wider = (_built(self._builder(plain, outputs)) for outputs in (self.width, self.width + 1))
             try:
                 found = axes_of_classes(net, wider, self.width)
             except ConfigError as problem:

@@ -4,13 +4,12 @@ It is made once, by looking at one net, and holds for every net of the architect
 """
 
 import copy
-import itertools
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import combinations, pairwise
+from itertools import chain, combinations, count, pairwise, takewhile
 from typing import Any, Literal
 
 import torch
@@ -340,7 +339,7 @@ class _Places:
         """The module that all weights are in that are read between two places, or the first of them."""
         start = before.count if before else 0
         layers = [name.rpartition(".")[0].split(".") for count, name in self.uses if start <= count < end.count]
-        shared = [parts[0] for parts in itertools.takewhile(lambda p: len(set(p)) == 1, zip(*layers, strict=False))]
+        shared = [parts[0] for parts in takewhile(lambda p: len(set(p)) == 1, zip(*layers, strict=False))]
         return ".".join(shared or layers[0]) if layers else ""
 
     def _ends(self, extractor: Place, features: Place, *, chosen: bool) -> tuple[Place, ...]:
@@ -407,7 +406,7 @@ def _told_apart(modules: Sequence[str]) -> list[str]:
     found = list[str]()
     for module in modules:
         name = (module.rpartition(".")[2] if len(parents) == 1 else module).replace(".", "-") or "net"
-        numbered = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
+        numbered = chain([name], (f"{name}-{number}" for number in count(2)))
         free = (one for one in numbered if one not in found and not hasattr(nn.ModuleDict, one))  # which exits are in
         found.append(next(free))
     return found
