@@ -1,5 +1,6 @@
 import math
 import re
+from dataclasses import replace
 
 import pytest
 import torch
@@ -7,6 +8,7 @@ from torch import Size
 
 from potluck.core.federation import Member
 from potluck.core.message import Message
+from potluck.core.nets.classes import OwnClasses, OwnHead
 from potluck.core.schema import (
     UNDECLARED_LEAST,
     UNDECLARED_TIMES,
@@ -24,6 +26,7 @@ from potluck.core.schema import (
     floats,
     integers,
     like,
+    logits,
     number,
     optional,
     some_of,
@@ -225,3 +228,22 @@ def test_a_reply_that_nobody_declared_is_no_larger_than_some_models():
     large = Member(0, "net", 1.0, {"w": Size((2**24,))}, frozenset({"w"}), examples=1)
     assert Undeclared(MEMBER).nbytes == UNDECLARED_LEAST
     assert Undeclared(large).nbytes == UNDECLARED_TIMES * 4 * 2**24
+
+
+@pytest.mark.parametrize("shapes", [MEMBER.shapes, {}])
+def test_logits_are_of_the_clients_own_classes_alone_whether_or_not_it_has_a_network(shapes):
+    head = OwnHead(torch.nn.Identity, "net", OwnClasses((2, 0), 4), {})
+    kind = logits(2, 4, replace(MEMBER, head=head, shapes=shapes))
+    own = torch.tensor([[1.0, -INF, 2.0, -INF], [0.0, -INF, -3.0, -INF]])
+    kind.check(own, "it", Look())
+    assert kind.nbytes == logits(2, 4, MEMBER).nbytes
+    [(path, numbers)] = kind.unbounded(own)
+    assert path == ()
+    assert torch.equal(numbers, torch.tensor([[2.0, 1.0], [-3.0, 0.0]]))
+    assert "for classes that the client lacks; expected minus infinity" in complaint(kind, own.nan_to_num(neginf=0.0))
+    assert "expected" in complaint(kind, own[:1])
+    for bad in (NAN, INF, -INF):
+        with pytest.raises(NotFinite):
+            kind.check(own.index_fill(1, torch.tensor([2]), bad), "it", Look())
+    with pytest.raises(NotFinite):
+        logits(2, 4, MEMBER).check(own, "it", Look())

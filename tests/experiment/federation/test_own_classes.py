@@ -1,7 +1,5 @@
 """`federation.classes = "own"`: what every client's network has outputs for, learns, and is measured on."""
 
-import json
-
 import numpy as np
 import pytest
 import torch
@@ -97,7 +95,7 @@ def test_who_has_all_classes_has_the_network_that_everyone_has_otherwise():
 def test_a_configuration_that_does_not_speak_of_classes_has_the_name_that_it_had():
     plain = {key: value for key, value in OWN.items() if key != "classes"}
     experiment = resolve({"method": {"name": "fedavg"}, "federation": plain})
-    assert "classes" not in json.dumps(experiment.tree()["federation"].keys().__repr__().replace("num_classes", ""))
+    assert "classes" not in experiment.tree()["federation"]
 
 
 @pytest.mark.parametrize("name", [name for name in list_methods() if not get_method(name).aligns_classes])
