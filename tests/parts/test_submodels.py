@@ -241,7 +241,7 @@ def test_mean_where_covered__weighs_clients_and_counts_rows_by_their_replies():
         dict.fromkeys(replies, leading({"w": torch.Size([2])})),
         {"w": torch.zeros(3)},
         share=lambda reply: 1.0 + 2 * float(reply["labels"][0]),
-        rows=lambda reply: {"w": reply["labels"]},
+        rows=lambda id, reply: {"w": reply["labels"]},
     )
     assert_close(found["w"], torch.tensor([1.0, 0.75, 0.0]))
 

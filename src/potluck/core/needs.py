@@ -140,6 +140,8 @@ def _one_architecture(offer: Offer) -> str | None:
     for client, other in offer.assigned.items():
         if other != name:
             return f"it needs one architecture, but client {first} has {name} and client {client} has {other}"
+    if offer.server_architecture != name:
+        return f"it needs one architecture, but client {first} has {name} and the server {offer.server_architecture}"
     return None
 
 
@@ -280,7 +282,8 @@ _ANY_TASK = "use a method that takes any task, such as fedavg, scaffold or fedin
 Need.ONE_ARCHITECTURE = Need(
     "one architecture for all clients",
     _one_architecture,
-    "give federation.models one name, or use a method (or a sharing.scope) for several architectures",
+    "give federation.models one name, and federation.server_model no other, or use a method (or a sharing.scope) for"
+    " several architectures",
 )
 Need.NESTED_LAYERS = Need(
     "layers of one name have one shape at all clients",

@@ -330,9 +330,9 @@ class Client:
         """A new module with the same initial weights as `server.build` gives."""
         return self._build(architecture, Scale(width, depth))
 
-    def twin(self) -> nn.Module:
-        """A new module of this client's own architecture, with the run's initial weights."""
-        return self.build(self.architecture)
+    def twin(self, *, width: float = 1.0) -> nn.Module:
+        """A new module of this client's own architecture, or a narrower one, with the run's initial weights."""
+        return self.build(self.architecture, width=width)
 
     def copy(self) -> nn.Module:
         """A module like `model`, with the weights and statistics that it has now."""

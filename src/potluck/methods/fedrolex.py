@@ -68,8 +68,8 @@ class FedRolex(HeteroFL):
     def narrow_net(self, client: fl.Client, message: fl.Message) -> nn.Module:
         net = super().narrow_net(client, message)
         if frozen := fl.weights.frozen_names(net):  # what is frozen is not sent: the client rolls its own
-            channels = fl.channels.Narrowing.to(net)(client.build(), client.train.input_shape)
-            rolled = fl.submodels.select(fl.weights.weights_of(client.build()), window(channels, client.round))
+            channels = fl.channels.Narrowing.to(net)(client.twin(), client.train.input_shape)
+            rolled = fl.submodels.select(fl.weights.weights_of(client.twin()), window(channels, client.round))
             fl.load(net, {name: rolled[name] for name in frozen}, partial=True)
         return net
 

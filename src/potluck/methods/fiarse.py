@@ -44,7 +44,7 @@ Departures from the paper
     7. Local training defaults to Adam, like all methods here; the paper has SGD, and so does the surrogate's analysis.
 """
 
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Annotated, Any, Literal
@@ -91,6 +91,7 @@ class FIARSE(fl.Method[State]):
         "growing": {"ladder": [0.3, 0.6, 1.0], "grow_every": 1},
         "half steps": {"server_lr": 0.5},
     }
+    aligns_classes = True
     default_capacities = (1.0, 0.25, 0.0625, 0.015625)
 
     training: fl.LocalTraining = fl.LocalTraining()
@@ -117,12 +118,16 @@ class FIARSE(fl.Method[State]):
         return State(fl.parameters_of(server.build()))
 
     def round(self, state: State, cohort: fl.Cohort, server: fl.Server) -> State:
-        densities = {i: self.density(server.roster[i], server) for i in cohort.ids}
-        submodels = {gamma: self.submodel(state.weights, gamma, server) for gamma in densities.values()}
-        sent = {gamma: message_of(state.weights, submodel) for gamma, submodel in submodels.items()}
-        replies = cohort.stream(self.local_update, {i: sent[gamma] for i, gamma in densities.items()})
-        held = {i: submodels[gamma] for i, gamma in densities.items()}
-        averaged = fl.submodels.mean_where_covered(replies, held, state.weights, self.combine)
+        kinds = {m.id: (m.architecture, self.density(m, server)) for m in server.members(cohort.ids)}
+        own = {m.architecture: fl.classes.rows_for(state.weights, m) for m in server.members(cohort.ids)}
+        submodels = {kind: self.submodel(own[kind[0]], kind[1], server) for kind in dict.fromkeys(kinds.values())}
+        sent = {kind: message_of(own[kind[0]], submodel) for kind, submodel in submodels.items()}
+        replies = cohort.stream(self.local_update, {i: sent[kind] for i, kind in kinds.items()})
+        means = fl.submodels.CoverageMean(state.weights, self.combine)
+        for i, reply in self.combine.arriving(replies):
+            means.add(*fl.classes.of_all_classes(reply["weights"], submodels[kinds[i]], server.roster[i]))
+            del reply  # before the next comes
+        averaged = means.weights()
         if self.server_lr == 1:
             return State(averaged)
         return State(fl.weights.plus(state.weights, fl.weights.minus(averaged, state.weights), self.server_lr))
@@ -141,8 +146,9 @@ class FIARSE(fl.Method[State]):
         return fl.Message(weights=fl.submodels.select(trained, {**fl.submodels.whole(trained), **masks}))
 
     def inference_message(self, state: State, client_id: fl.ClientId, server: fl.Server) -> fl.Message:
-        gamma = self.density(server.roster[client_id], server)
-        return message_of(state.weights, self.submodel(state.weights, gamma, server))
+        member = server.roster[client_id]
+        own = fl.classes.rows_for(state.weights, member)
+        return message_of(own, self.submodel(own, self.density(member, server), server))
 
     @fl.on_client
     def inference_model(self, client: fl.Client, message: fl.Message) -> Generator[fl.NormStatistics, Any, nn.Module]:
@@ -161,7 +167,7 @@ class FIARSE(fl.Method[State]):
         step = max(server.round - 1, 0) // self.grow_every
         return max(member.capacity, self.ladder[min(step, len(self.ladder) - 1)])
 
-    def submodel(self, weights: fl.Weights, density: float, server: fl.Server) -> fl.submodels.SubModel:
+    def submodel(self, weights: Mapping[str, Tensor], density: float, server: fl.Server) -> fl.submodels.SubModel:
         """The largest weights, as masks by name; weights of one size come together."""
         sizes = {name: weights[name].abs() for name in server.about(None, maskable)}
         theta = self.least(sizes, density)
@@ -222,7 +228,7 @@ def maskable(net: nn.Module, input_shape: fl.InputShape = ()) -> tuple[str, ...]
     return tuple(name for name, p in net.named_parameters() if p.requires_grad and id(p) not in of_norms)
 
 
-def message_of(weights: fl.Weights, submodel: fl.submodels.SubModel) -> fl.Message:
+def message_of(weights: Mapping[str, Tensor], submodel: fl.submodels.SubModel) -> fl.Message:
     """A sub-model, and where it lies."""
     masks = {name: fl.submodels.packed(place) for name, place in submodel.items() if isinstance(place, Tensor)}
     return fl.Message(weights=fl.submodels.select(weights, submodel), masks=masks)

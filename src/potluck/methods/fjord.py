@@ -73,6 +73,7 @@ class FjORD(fl.nested.NestedWidths[State]):
     distil: bool = True
     combine: fl.Aggregate = fl.Aggregate()
 
+    aligns_classes = True
     default_capacities = (1.0, 0.8, 0.6, 0.4, 0.2)
     variants = {
         "without distillation": {"distil": False},

@@ -82,6 +82,7 @@ class FLANC(fl.width.WidthSlices[State]):
     penalty: Annotated[float, fl.at_least(0)] = 10.0
     combine: fl.Aggregate = fl.Aggregate()
 
+    aligns_classes = True
     default_capacities = (1.0, 0.75, 0.5, 0.25)
     variants = {
         "dynamic": {"assignment": "dynamic"},
@@ -121,24 +122,25 @@ class FLANC(fl.width.WidthSlices[State]):
 
     def round(self, state: State, cohort: fl.Cohort, server: fl.Server) -> State:
         rates = {i: self.rate(server.roster[i], server) for i in cohort.ids}
-        sent = {rate: self.message(state, rate) for rate in set(rates.values())}
-        replies = cohort.stream(self.local_update, {i: sent[rate] for i, rate in rates.items()})
+        sent = {i: self.message(state, rate, server.roster[i]) for i, rate in rates.items()}
+        replies = cohort.stream(self.local_update, sent)
         means = [
             fl.submodels.CoverageMean(keep, self.combine) for keep in (state.banks, state.weights, state.statistics)
         ]
         for i, reply in self.combine.arriving(replies):
             own = [fl.nested.by_width([(rates[i], found)]) for found in (reply["weights"], reply.get("tracked", {}))]
             for mean, tensors in zip(means, [reply["banks"], *own], strict=True):
-                mean.add(tensors, fl.submodels.leading({name: tensor.shape for name, tensor in tensors.items()}))
+                places = fl.submodels.leading({name: tensor.shape for name, tensor in tensors.items()})
+                mean.add(tensors, fl.classes.own_rows(places, server.roster[i], lambda name: name.partition("/")[2]))
             del reply  # before the next comes
         return State(*(mean.weights() for mean in means))
 
-    def message(self, state: State, rate: float) -> fl.Message:
-        """The network of this width."""
+    def message(self, state: State, rate: float, member: fl.Member | None = None) -> fl.Message:
+        """The network of this width; a client's has the rows of its own classes."""
+        weights = fl.nested.of_width(state.weights, rate)
+        weights = weights if member is None else fl.classes.rows_for(weights, member)
         statistics = fl.nested.of_width(state.statistics, rate) or None
-        return fl.Message(
-            banks=state.banks, weights=fl.nested.of_width(state.weights, rate), statistics=statistics, rate=rate
-        )
+        return fl.Message(banks=state.banks, weights=weights, statistics=statistics, rate=rate)
 
     def replies(self, handler: str, member: fl.Member, message: fl.Message, server: fl.Server) -> fl.Schema:
         tracked = fl.schema.like(message["statistics"]) if "statistics" in message else None
@@ -156,11 +158,12 @@ class FLANC(fl.width.WidthSlices[State]):
 
     def net(self, party: fl.Client | fl.Server, message: fl.Message) -> nn.Module:
         """The network of a message."""
-        net = fl.banks.composed(party.build(width=message["rate"]), message["banks"])
+        net = fl.banks.composed(fl.width.net_of(party, message["rate"]), message["banks"])
         return fl.load(net, {**message["weights"], **message.get("statistics", {})}, partial=True)
 
     def inference_message(self, state: State, client_id: fl.ClientId, server: fl.Server) -> fl.Message:
-        return self.message(state, fl.width.level_within(self.levels, server.roster[client_id].capacity))
+        member = server.roster[client_id]
+        return self.message(state, fl.width.level_within(self.levels, member.capacity), member)
 
     @fl.on_client
     def inference_model(self, client: fl.Client, message: fl.Message) -> nn.Module:

@@ -71,6 +71,7 @@ class HeteroFL(fl.width.WidthSlices[State]):
     mask: bool = True
     combine: fl.Aggregate = fl.Aggregate()
 
+    aligns_classes = True
     variants = {
         "dynamic": {"assignment": "dynamic"},
         "unmasked": {"mask": False},
@@ -97,17 +98,20 @@ class HeteroFL(fl.width.WidthSlices[State]):
 
     def round(self, state: State, cohort: fl.Cohort, server: fl.Server) -> State:
         rates = {i: self.rate(server.roster[i], server) for i in cohort.ids}
-        slices = {r: self.submodel(server, r) for r in set(rates.values())}
-        narrow = {r: fl.submodels.select(state.weights, slices[r]) for r in slices}
-        replies = cohort.stream(self.local_update, {i: fl.Message(weights=narrow[r], rate=r) for i, r in rates.items()})
-        held = {i: slices[r] for i, r in rates.items() if r not in self.leave_out}
+        slices = self.slices(rates, server)
+        narrow = fl.submodels.select_each(state.weights, slices)
+        sent = {i: fl.Message(weights=narrow[i], rate=rate) for i, rate in rates.items()}
+        replies = cohort.stream(self.local_update, sent)
+        held = {i: slices[i] for i, rate in rates.items() if rate not in self.leave_out}
         head = server.about(None, fl.contract.classifier_of)
-        weights = fl.submodels.mean_where_covered(
-            replies, held, state.weights, self.combine, rows=lambda reply: dict.fromkeys(head, reply["labels"])
-        )
-        measured = cohort.ask(
-            self.measure, {i: fl.Message(weights=weights) for i in rates if i not in replies.failures}
-        )
+
+        def rows(i: fl.ClientId, reply: fl.Message) -> fl.submodels.RowMasks:
+            labels: Tensor = reply["labels"]
+            return fl.classes.rows_for(dict.fromkeys(head, labels), server.roster[i])
+
+        weights = fl.submodels.mean_where_covered(replies, held, state.weights, self.combine, rows=rows)
+        full = {i: fl.Message(weights=fl.classes.rows_for(weights, server.roster[i])) for i in rates}
+        measured = cohort.ask(self.measure, {i: full[i] for i in rates if i not in replies.failures})
         return State(weights, fl.width.mean_statistics(measured, state.statistics))
 
     def replies(self, handler: str, member: fl.Member, message: fl.Message, server: fl.Server) -> fl.Schema:
@@ -132,7 +136,7 @@ class HeteroFL(fl.width.WidthSlices[State]):
     @fl.on_client
     def measure(self, client: fl.Client, message: fl.Message) -> fl.ClientWork:
         """Static BatchNorm, section 4.1: statistics of the new global model on this client's data."""
-        net = fl.load(client.build(), message["weights"], partial=True)
+        net = fl.load(client.twin(), message["weights"], partial=True)
         batches = yield fl.NormStatistics(net, client.train, self.training.batch_size)
         return fl.Message(statistics=fl.buffers_of(net) or None, batches=batches)
 

@@ -73,6 +73,7 @@ class KTpFL(fl.Method[State]):
     family = "public"
     unguarded = "the server learns what clients mix, and no mean is taken"
 
+    aligns_classes = True
     variants = {
         "projected": {"update": "projected"},
         "mean": {"reduction": "mean"},

@@ -85,6 +85,7 @@ class SlimFL(fl.nested.NestedWidths[State]):
     distil: bool = True
     combine: fl.Aggregate = fl.Aggregate()
 
+    aligns_classes = True
     default_capacities = (1.0,)
     variants = {
         "three widths": {"levels": [1.0, 0.5, 0.25], "weights": [0.4, 0.3, 0.3], "decoded": [0.5, 0.7, 0.9]},

@@ -90,6 +90,7 @@ class SplitMix(fl.Method[State]):
     mask: bool = False
     combine: fl.Aggregate = fl.Aggregate()
 
+    aligns_classes = True
     default_capacities = (1.0, 0.5, 0.25, 0.125)
     variants = {
         "masked": {"mask": True},
@@ -129,13 +130,18 @@ class SplitMix(fl.Method[State]):
 
     def round(self, state: State, cohort: fl.Cohort, server: fl.Server) -> State:
         trained, waiting = self.drawn(state.waiting, cohort.ids, server)
-        weights = {i: of_bases(state.weights, trained[i]) for i in trained}
+        weights = {i: rows_of(of_bases(state.weights, trained[i]), server.roster[i]) for i in trained}
         statistics = {i: of_bases(state.statistics, trained[i]) for i in trained}
         sent = {i: fl.Message(weights=weights[i], statistics=statistics[i] or None) for i in trained}
         replies = cohort.stream(self.local_update, sent)
         new = fl.submodels.mean_where_covered(
             replies,
-            {i: fl.submodels.whole({**weights[i], **statistics[i]}) for i in trained},
+            {
+                i: fl.classes.own_rows(
+                    fl.submodels.whole({**weights[i], **statistics[i]}), server.roster[i], name_in_base
+                )
+                for i in trained
+            },
             {**state.weights, **state.statistics},
             self.combine,
             share=lambda reply: float(reply["examples"]),
@@ -175,7 +181,7 @@ class SplitMix(fl.Method[State]):
 
     def inference_message(self, state: State, client_id: fl.ClientId, server: fl.Server) -> fl.Message:
         bases = range(self.budget(server.roster[client_id].capacity))
-        return fl.Message(weights=of_bases(state.weights, bases))
+        return fl.Message(weights=rows_of(of_bases(state.weights, bases), server.roster[client_id]))
 
     @fl.on_client
     def inference_model(self, client: fl.Client, message: fl.Message) -> Generator[fl.NormStatistics, Any, nn.Module]:
@@ -195,9 +201,9 @@ class SplitMix(fl.Method[State]):
 
     def mix(self, party: fl.Server | fl.Client, bases: Iterable[int]) -> Mix:
         """These bases, frozen layers in place; weights that are trained, and buffers, are to be loaded."""
-        net = Mix({str(number): party.build(width=self.atom) for number in bases})
+        net = Mix({str(number): fl.width.net_of(party, self.atom) for number in bases})
         if frozen := fl.weights.frozen_names(net):
-            full = fl.weights.weights_of(party.build())
+            full = fl.weights.weights_of(fl.width.net_of(party))
             found = {f"{i}.{name}": t for i, base in net.items() for name, t in block(full, base, int(i)).items()}
             fl.load(net, {name: found[name] for name in frozen}, partial=True)
         return net
@@ -224,6 +230,16 @@ def of_bases(weights: fl.Weights, bases: Iterable[int]) -> fl.Weights:
     """The entries of these bases."""
     prefixes = tuple(f"{base}." for base in bases)
     return {name: tensor for name, tensor in weights.items() if name.startswith(prefixes)}
+
+
+def rows_of(weights: fl.Weights, member: fl.Member) -> fl.Weights:
+    """What a client has of bases, with the rows of its own classes."""
+    return weights if member.head is None else member.head.part_of(weights, name_in_base)
+
+
+def name_in_base(name: str) -> str:
+    """What a base itself calls the entry of this name."""
+    return name.partition(".")[2]
 
 
 def numbers(weights: fl.Weights) -> list[int]:

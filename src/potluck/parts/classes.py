@@ -6,6 +6,7 @@ have all classes at all clients.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar, cast
 
 import torch
 from torch import Size, Tensor
@@ -16,6 +17,9 @@ from potluck.core.nets.classes import OwnHead as OwnHead
 from potluck.core.nets.weights import RunningMean, Weights, check_same_shapes
 from potluck.core.roles import Replies
 from potluck.parts.means import Aggregate, Gathered
+from potluck.parts.submodels import SubModel, SubmodelPlace
+
+P = TypeVar("P", bound=SubmodelPlace)
 
 
 def owned_part(weights: Mapping[str, Tensor], member: Member) -> Mapping[str, Tensor]:
@@ -31,7 +35,54 @@ def rows_for(weights: Mapping[str, Tensor], member: Member, prefix: str = "") ->
         member: the client.
         prefix: what these names begin with in its network.
     """
-    return weights if member.head is None else member.head.part_of(weights, prefix)
+    return weights if member.head is None else member.head.part_of(weights, lambda name: prefix + name)
+
+
+def own_rows(submodel: Mapping[str, P], member: Member, named: Callable[[str], str] = str) -> Mapping[str, P]:
+    """Where a client's tensors lie in those with all classes: of the places of a network with all, its classes' rows.
+
+    Args:
+        submodel: index sets for every dimension, by name.
+        member: the client.
+        named: what a tensor of this name is called in the client's network.
+    """
+    if member.head is None:
+        return submodel
+    found, numbers = dict(submodel), torch.tensor(member.head.classes.numbers)
+    for name, place in submodel.items():
+        if (axis := member.head.axes.get(named(name))) is not None:
+            assert isinstance(place, tuple)
+            found[name] = cast(P, (*place[:axis], numbers, *place[axis + 1 :]))
+    return found
+
+
+def of_all_classes(
+    values: Mapping[str, Tensor], submodel: SubModel, member: Member
+) -> tuple[Mapping[str, Tensor], SubModel]:
+    """A client's tensors, and where they lie, as those of a network with all classes.
+
+    Args:
+        values: of a sub-model of its network.
+        submodel: where they lie in that, by name index sets or a mask.
+        member: the client.
+    """
+    if member.head is None:
+        return values, submodel
+    masks = {n: place for n in member.head.axes if isinstance(place := submodel.get(n), Tensor)}
+    found, places = dict(values), own_rows({n: place for n, place in submodel.items() if n not in masks}, member)
+    for name, mask in masks.items():
+        own = values[name].new_zeros(mask.shape)
+        own[mask] = values[name]
+        whole, covered = (_among_all(tensor, member.head, name) for tensor in (own, mask))
+        found[name], places = whole[covered], {**places, name: covered}
+    return found, places
+
+
+def _among_all(tensor: Tensor, head: OwnHead, name: str) -> Tensor:
+    """A tensor of this name with all classes, that is zero for those of others."""
+    axis, width = head.axes[name], head.classes.width
+    whole = tensor.new_zeros((*tensor.shape[:axis], width, *tensor.shape[axis + 1 :]))
+    return whole.index_copy(axis, torch.tensor(head.classes.numbers), tensor)
 
 
 def mean_of_rows(

@@ -70,14 +70,15 @@ class DynamicLoss:
 def masked_cross_entropy(logits: Tensor, targets: Tensor, present: Tensor) -> Tensor:
     """Cross-entropy in which the logits of absent classes are set to 0 (HeteroFL, section 4.2).
 
-    Zero, not minus infinity: an absent class still counts in the normaliser but receives no gradient.
+    Zero, not minus infinity: an absent class still counts in the normaliser but receives no gradient. One that the
+    network has no output for does not count.
 
     Args:
         logits: (batch, classes).
         targets: int64 (batch,).
         present: bool (classes,), the classes this client holds.
     """
-    return F.cross_entropy(logits.masked_fill(~present, 0.0), targets)
+    return F.cross_entropy(logits.masked_fill(~present & ~logits.isneginf(), 0.0), targets)
 
 
 def soft_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:

@@ -19,8 +19,9 @@ from potluck.core.nets.slicing import inside, lies_in, part
 from potluck.core.nets.weights import Weights, buffers_of, load, parameters_of
 from potluck.core.roles import Arriving, Client, Server
 from potluck.core.schema import Kind, like
+from potluck.parts.classes import own_rows
 from potluck.parts.means import Aggregate
-from potluck.parts.submodels import CoverageMean, leading, select
+from potluck.parts.submodels import CoverageMean, leading, select, select_each
 from potluck.parts.width import HasFullNet, WidthSlices
 
 
@@ -69,15 +70,9 @@ class NestedWidths(WidthSlices[N]):
 
     def send(self, state: N, rates: Mapping[ClientId, float], server: Server) -> dict[ClientId, Message]:
         """For each client the slice of its rate, and the statistics of all widths within it."""
-        parts = {
-            rate: Message(
-                weights=select(state.weights, self.submodel(server, rate)),
-                statistics=of_widths(state.statistics, self.within(rate)) or None,
-                rate=rate,
-            )
-            for rate in set(rates.values())
-        }
-        return {id: parts[rate] for id, rate in rates.items()}
+        weights = select_each(state.weights, self.slices(rates, server))
+        statistics = {rate: of_widths(state.statistics, self.within(rate)) or None for rate in set(rates.values())}
+        return {id: Message(weights=weights[id], statistics=statistics[rate], rate=rate) for id, rate in rates.items()}
 
     def expected(self, message: Message) -> dict[str, Kind | None]:
         """The schema of the entries of `reply`."""
@@ -87,7 +82,7 @@ class NestedWidths(WidthSlices[N]):
     def receive(self, client: Client, message: Message) -> Nested:
         """On the client, the networks of all widths that it trains."""
         widths = self.within(message["rate"])
-        nets = Nested(client.build(width=width) for width in widths)
+        nets = Nested(client.twin(width=width) for width in widths)
         load(nets[0], message["weights"], partial=True)
         for width, net in zip(widths, nets, strict=True):
             load(net, of_width(message.get("statistics", {}), width), partial=True)
@@ -124,8 +119,8 @@ class NestedWidths(WidthSlices[N]):
         slices = {width: lies_in(server.build(width=width)) for width in widths}
         weights, statistics = (CoverageMean(keep, self.combine) for keep in (state.weights, state.statistics))
         for id, reply in self.combine.arriving(replies):
-            sent = slices[rates[id]]
-            for place in [slices[width] for width in heard[id][:1]]:
+            sent = own_rows(slices[rates[id]], server.roster[id])
+            for place in [own_rows(slices[width], server.roster[id]) for width in heard[id][:1]]:
                 found = {name: part(t, inside(place[name], sent[name])) for name, t in reply["weights"].items()}
                 weights.add(found, place, share(reply))
             tracked = of_widths(reply.get("tracked", {}), heard[id])

@@ -52,6 +52,13 @@ def select(weights: Mapping[str, Tensor], submodel: SubModel) -> Weights:
     return {name: weights[name][_at(place, weights[name].shape)].clone() for name, place in places.items()}
 
 
+def select_each(weights: Mapping[str, Tensor], submodels: Mapping[ClientId, SubModel]) -> dict[ClientId, Weights]:
+    """What each client's sub-model has of these weights; clients of one sub-model have the same tensors."""
+    different = {id(submodel): submodel for submodel in submodels.values()}
+    found = {key: select(weights, submodel) for key, submodel in different.items()}
+    return {client: found[id(submodel)] for client, submodel in submodels.items()}
+
+
 def put(values: Mapping[str, Tensor], submodel: SubModel, onto: Mapping[str, Tensor]) -> Weights:
     """A copy of `onto` that has a sub-model's values in their places."""
     whole = {name: tensor.clone() for name, tensor in onto.items()}
@@ -154,7 +161,7 @@ def mean_where_covered(
     combine: Aggregate = PLAIN_MEAN,
     *,
     share: Callable[[Message], float] = lambda reply: 1.0,
-    rows: Callable[[Message], RowMasks] = lambda reply: {},
+    rows: Callable[[ClientId, Message], RowMasks] = lambda id, reply: {},
     values: Callable[[Message], Weights] = lambda reply: reply["weights"],
 ) -> Weights:
     """The weights after a round: `CoverageMean` of what clients replied.
@@ -171,7 +178,7 @@ def mean_where_covered(
     means = CoverageMean(keep, combine)
     for id, reply in combine.arriving(replies):
         if id in submodels:
-            means.add(values(reply), submodels[id], share(reply), rows(reply))
+            means.add(values(reply), submodels[id], share(reply), rows(id, reply))
         del reply  # before the next comes
     return means.weights()
 

@@ -4,7 +4,7 @@ Diao, Ding, Tarokh. ICLR 2021. https://arxiv.org/abs/2010.01264.
 """
 
 import warnings
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Protocol, TypeVar
 
@@ -25,6 +25,7 @@ from potluck.core.requests.fit import LocalTraining
 from potluck.core.roles import Client, Replies, Server
 from potluck.models.contract import StagedNet, classifier_of
 from potluck.models.stages import CutNet, heads_of
+from potluck.parts.classes import own_rows
 from potluck.parts.submodels import SubModel, select
 
 HIDDEN = (nn.Linear, nn.Conv2d)
@@ -90,14 +91,25 @@ class WidthSlices(Method[W]):
         places = lies_in(net)
         return {name: places[name] for name, _ in net.named_parameters()}
 
+    def slices(self, rates: Mapping[ClientId, float], server: Server) -> dict[ClientId, SubModel]:
+        """Where the net of each client lies in this round; clients of one rate and the same classes have one."""
+        by_rate = {rate: self.submodel(server, rate) for rate in set(rates.values())}
+        found = dict[tuple[float, str], SubModel]()
+        for id, rate in rates.items():
+            member = server.roster[id]
+            if (kind := (rate, member.architecture)) not in found:
+                found[kind] = own_rows(by_rate[rate], member)
+        return {id: found[rate, server.roster[id].architecture] for id, rate in rates.items()}
+
     def narrow_net(self, client: Client, message: Message) -> nn.Module:
         """On the client, the net of the rate and the weights that it was sent."""
-        return load(client.build(width=message["rate"]), message["weights"], partial=True)
+        return load(client.twin(width=message["rate"]), message["weights"], partial=True)
 
     def inference_message(self, state: W, client_id: ClientId, server: Server) -> Message:
         """The slice of the largest level that the client's capacity allows."""
         rate = level_within(self.levels, server.roster[client_id].capacity)
-        return Message(weights=select(state.weights, self.submodel(server, rate)), rate=rate)
+        own = self.slices({client_id: rate}, server)[client_id]
+        return Message(weights=select(state.weights, own), rate=rate)
 
     @on_client
     def inference_model(
@@ -107,6 +119,11 @@ class WidthSlices(Method[W]):
         net = self.narrow_net(client, message)
         yield NormStatistics(net, client.train, self.training.batch_size)
         return net
+
+
+def net_of(party: Server | Client, width: float = 1.0) -> nn.Module:
+    """A net of the federation's one architecture: on the server with all outputs, on a client with its own ones."""
+    return party.build(width=width) if isinstance(party, Server) else party.twin(width=width)
 
 
 def warn_below(least: float, server: Server, method: Method[Any], what: str, advice: str) -> None:

@@ -127,9 +127,9 @@ class OwnHead:
         """A new network of the builder's."""
         return self.builder(**options)
 
-    def part_of(self, weights: Mapping[str, Tensor], prefix: str = "") -> dict[str, Tensor]:
-        """Of the tensors of a network with all classes, those of this one; `prefix` is what their names leave out."""
-        axes = {name: self.axes.get(prefix + name) for name in weights}
+    def part_of(self, weights: Mapping[str, Tensor], named: Callable[[str], str] = str) -> dict[str, Tensor]:
+        """Of the tensors of a network with all classes, those of this one; `named` makes their names in it."""
+        axes = {name: self.axes.get(named(name)) for name in weights}
         rows = self.classes.rows_of
         return {n: tensor if (axis := axes[n]) is None else rows(tensor, axis) for n, tensor in weights.items()}
 
