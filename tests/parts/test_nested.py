@@ -23,7 +23,8 @@ class Halves(NestedWidths):
     combine: Aggregate = Aggregate()
 
 
-SERVER = SimpleNamespace(build=lambda width=1.0: toy_net(1, batchnorm=True, scale=Scale(width)))
+ROSTER = dict.fromkeys(range(5), SimpleNamespace(head=None))
+SERVER = SimpleNamespace(build=lambda width=1.0: toy_net(1, batchnorm=True, scale=Scale(width)), roster=ROSTER)
 
 
 def test_by_width__names_tell_widths_apart_that_begin_alike():
@@ -101,7 +102,7 @@ def test_nested__a_narrow_net_inside_one_that_is_not_a_leading_slice():
 
 
 def test_merge__what_counts_of_a_narrow_reply_lies_where_it_lies_in_the_full_net():
-    server = SimpleNamespace(build=lambda width=1.0: cut(width))
+    server = SimpleNamespace(build=lambda width=1.0: cut(width), roster=ROSTER)
     weights = {name: torch.zeros_like(tensor) for name, tensor in cut(1.0).state_dict().items()}
     reply = Message(weights={"last.weight": torch.arange(1.0, 7.0).repeat(4, 1)})
     state, method = SimpleNamespace(weights=weights, statistics={}), Halves(levels=(1.0, 0.5, 0.25))

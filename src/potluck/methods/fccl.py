@@ -79,6 +79,7 @@ class FCCL(fl.Stateless):
 
     family = "public"
 
+    aligns_classes = True
     variants = {
         "an exchange for every batch": {"exchanges": 3, "deviation": "sample"},
         "without pre-training": {"pretrain": 0},
@@ -106,14 +107,14 @@ class FCCL(fl.Stateless):
         drawn = fl.public.drawn_rows(server, self.public_examples)
         for rows in drawn.tensor_split(min(self.exchanges, len(drawn))):
             scored = cohort.ask(self.score_public, {i: fl.Message(rows=rows) for i in present})
-            consensus = self.combine(scored.entries("logits"), [1.0] * len(scored))
+            consensus = fl.classes.averaged(self.combine, scored.entries("logits"), [1.0] * len(scored))
             present = list(cohort.ask(self.learn_from_others, {i: fl.Message(consensus=consensus) for i in scored}))
         cohort.ask(self.local_update, {i: fl.Message() for i in present})
         return state
 
     def replies(self, handler: str, member: fl.Member, message: fl.Message, server: fl.Server) -> fl.Schema:
         if handler == "score_public":
-            return fl.Schema(logits=fl.schema.floats(len(message["rows"]), server.num_classes))
+            return fl.Schema(logits=fl.schema.logits(len(message["rows"]), server.num_classes, member))
         return fl.Schema()
 
     @fl.on_client
@@ -151,7 +152,8 @@ class FCCL(fl.Stateless):
 class CorrelationLoss:
     """The sum over u of (1 - M_uu)^2, plus lambda times the sum over u and v != u of (1 + M_uv)^2.
 
-    M is of the net's logits and the batch's column "consensus"; no gradient flows into the latter.
+    M is of the net's logits and the batch's column "consensus"; no gradient flows into the latter. Classes count that
+    both have.
     """
 
     off_diagonal: float
@@ -161,10 +163,13 @@ class CorrelationLoss:
         """Of one batch."""
         consensus = batch.columns["consensus"]
         logits = net(batch.inputs).to(consensus.dtype)
+        lacking = (logits.detach() + consensus)[0] == -torch.inf
+        logits, consensus = (numbers.masked_fill(lacking, 0.0) for numbers in (logits, consensus))
         with fl.precision.unmixed(logits.device):  # a product in bf16 would be a percent off the mark
             c = standardised(logits, self.deviation).T @ standardised(consensus, self.deviation) / len(logits)
-        same = torch.eye(len(c), dtype=c.dtype, device=c.device)
-        return ((1 - c).square() * same).sum() + self.off_diagonal * ((1 + c).square() * (1 - same)).sum()
+        same, nothing = torch.eye(len(c), dtype=c.dtype, device=c.device), lacking[:, None] | lacking
+        equal, other = (gaps.square().masked_fill(nothing, 0.0) for gaps in (1 - c, 1 + c))
+        return (equal * same).sum() + self.off_diagonal * (other * (1 - same)).sum()
 
 
 def standardised(logits: Tensor, deviation: Deviation) -> Tensor:

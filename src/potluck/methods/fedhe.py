@@ -59,7 +59,7 @@ class State:
 
     Attributes:
         means: Q, (classes, classes), a row for each class; zero for one that nobody has reported.
-        counts: m, int64 (classes,).
+        counts: m, int64 (classes,); where clients lack classes, of each column of a row (classes, classes).
         reports: how many clients have reported so far, each as often as it did.
     """
 
@@ -84,6 +84,7 @@ class FedHe(fl.Method[State]):
 
     family = "classes"
 
+    aligns_classes = True
     variants = {
         "by samples": {"weighting": "samples"},
         "short memory": {"memory": 1},
@@ -102,14 +103,14 @@ class FedHe(fl.Method[State]):
         return frozenset({fl.Need.CLASSES})
 
     def init(self, server: fl.Server) -> State:
-        classes = server.num_classes
-        return State(torch.zeros(classes, classes), torch.zeros(classes, dtype=torch.int64), 0)
+        means = torch.zeros(server.num_classes, server.num_classes)
+        unlike = not fl.classes.held([*server.roster.values()], server.num_classes).all()
+        return State(means, torch.zeros(means.shape if unlike else means.shape[:1], dtype=torch.int64), 0)
 
     def round(self, state: State, cohort: fl.Cohort, server: fl.Server) -> State:
-        table = {"means": state.means, "known": state.counts > 0}
         ready = state.reports >= self.warmup * len(server.roster)
-        replies = cohort.ask(self.local_update, fl.Message(logits=table if ready else None))
-        means, counts = self._with_reports(state, replies)
+        replies = cohort.ask(self.local_update, fl.Message(logits=table_of(state) if ready else None))
+        means, counts = self._with_reports(state, replies, server)
         reports, span = state.reports + len(replies), self.memory * len(server.roster)
         if reports // span > state.reports // span:
             counts = counts.clamp(max=1)  # Q_c <- Q_c / m_c, m_c <- 1
@@ -118,7 +119,7 @@ class FedHe(fl.Method[State]):
     def replies(self, handler: str, member: fl.Member, message: fl.Message, server: fl.Server) -> fl.Schema:
         present = fl.schema.UpTo(server.num_classes)
         counts = fl.schema.ClassCounts(server.num_classes, member.examples, present)
-        return fl.Schema(counts=counts, logits=fl.schema.floats(present, server.num_classes))
+        return fl.Schema(counts=counts, logits=fl.schema.logits(present, server.num_classes, member))
 
     @fl.on_client
     def local_update(self, client: fl.Client, message: fl.Message) -> fl.ClientWork:
@@ -131,7 +132,7 @@ class FedHe(fl.Method[State]):
         counts = labels.bincount(minlength=client.num_classes)
         return fl.Message(counts=counts, logits=fl.prototypes.means_by_class(logits, labels))
 
-    def _with_reports(self, state: State, replies: fl.Replies) -> tuple[Tensor, Tensor]:
+    def _with_reports(self, state: State, replies: fl.Replies, server: fl.Server) -> tuple[Tensor, Tensor]:
         """Q and m after a round's reports."""
         counts = torch.stack(replies.entries("counts"))  # (clients, classes)
         if self.weighting == "uniform":
@@ -143,9 +144,18 @@ class FedHe(fl.Method[State]):
             "counts": counts[rows[:, 0], rows[:, 1]],
         }
         new, added = fl.prototypes.averages(reported, len(state.counts), self.combine)["means"], counts.sum(0)
+        if state.counts.dim() == 2:
+            added = counts.T @ fl.classes.held(server.members(replies), len(added)).long()
         total = state.counts + added
-        share = (added / total.clamp(min=1)).to(new.dtype)
-        return state.means.lerp(new, share[:, None]), total
+        share = (added / total.clamp(min=1)).to(new.dtype).view(len(added), -1)
+        return state.means.lerp(new.masked_fill(new == -torch.inf, 0.0), share), total
+
+
+def table_of(state: State) -> fl.prototypes.Table:
+    """Q; its columns that nobody reported of a class are minus infinity."""
+    if state.counts.dim() == 1:
+        return {"means": state.means, "known": state.counts > 0}
+    return {"means": state.means.masked_fill(state.counts == 0, -torch.inf), "known": (state.counts > 0).any(1)}
 
 
 @dataclass(frozen=True)
@@ -163,5 +173,5 @@ class LogitLoss:
         z, labels, table = net(batch.inputs), batch.targets, extras["logits"]
         loss = self.criterion(z, labels)
         if table is not None:
-            loss = loss + self.alpha * fl.prototypes.distance(z, labels, table)
+            loss = loss + self.alpha * fl.prototypes.logit_distance(z, labels, table)
         return loss, {"logits": z, "labels": labels}

@@ -91,6 +91,7 @@ class FedORION(fl.CommonModel):
         combine: how the clients' copies of the global model become one.
     """
 
+    aligns_classes = True
     variants = {
         "simultaneous": {"order": "simultaneous"},
         "every client": {"selective": False},
@@ -191,7 +192,7 @@ class FedORION(fl.CommonModel):
     @fl.on_client
     def inference_model(self, client: fl.Client, message: fl.Message) -> nn.Module:
         common = message.get("common")
-        return client.model if common is None else fl.load(client.build(), common)
+        return client.model if common is None else fl.classes.of_own(fl.load(client.build(), common), client)
 
 
 def teacher(server: fl.Server, id: fl.ClientId, reply: fl.Message) -> nn.Module:

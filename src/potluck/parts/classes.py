@@ -6,16 +6,16 @@ have all classes at all clients.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import torch
-from torch import Size, Tensor
+from torch import Size, Tensor, nn
 
 from potluck.core.federation import Member, Roster
 from potluck.core.nets.classes import OwnClasses
 from potluck.core.nets.classes import OwnHead as OwnHead
 from potluck.core.nets.weights import RunningMean, Weights, check_same_shapes
-from potluck.core.roles import Replies
+from potluck.core.roles import Client, Replies
 from potluck.parts.means import Aggregate, Gathered
 from potluck.parts.submodels import SubModel, SubmodelPlace
 
@@ -230,6 +230,32 @@ class MeanOfPredictions:
 def running(rule: Aggregate, roster: Roster) -> RunningMean | Gathered | MeanOfPredictions:
     """An accumulator of clients' numbers for classes (rows, classes), see `averaged`."""
     return MeanOfPredictions(rule) if any(member.head for member in roster.values()) else rule.running()
+
+
+class OfOwnClasses(nn.Module):
+    """A network with all classes that says nothing, minus infinity, of those that a client lacks.
+
+    Args:
+        net: puts out (batch, classes).
+        lacking: those classes, bool (classes,).
+    """
+
+    lacking: Tensor
+
+    def __init__(self, net: nn.Module, lacking: Tensor) -> None:
+        super().__init__()
+        self.net = net
+        self.training = net.training  # else layers of a net in evaluation mode would seem to be held in it
+        self.register_buffer("lacking", lacking)
+
+    def forward(self, x: Any) -> Tensor:
+        """Inputs (batch, ...) to outputs (batch, classes)."""
+        return self.net(x).masked_fill(self.lacking, -torch.inf)
+
+
+def of_own(net: nn.Module, client: Client) -> nn.Module:
+    """What a client predicts with that has a network with all classes: the network, for its own classes."""
+    return net if client.classes is None else OfOwnClasses(net, client.classes.lacking)
 
 
 def held(members: Sequence[Member], classes: int) -> Tensor:

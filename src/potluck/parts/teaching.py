@@ -4,6 +4,7 @@ Zhang, Xiang, Hospedales, Lu. "Deep Mutual Learning", CVPR 2018. https://arxiv.o
 of FedORION, https://openreview.net/forum?id=ZzeXjCQ5CK.
 """
 
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 
@@ -12,10 +13,12 @@ from torch import Tensor, nn
 
 from potluck.core.federation import Criterion
 from potluck.core.nets.batchnorm import batch_norms, keep_statistics
-from potluck.core.nets.weights import mean
 from potluck.core.requests.examples import Batch
 from potluck.core.requests.fit import Extras
+from potluck.parts.classes import averaged
 from potluck.parts.losses import soft_cross_entropy
+from potluck.parts.means import Aggregate
+from potluck.parts.public import as_distributions
 
 
 @dataclass(frozen=True)
@@ -58,8 +61,21 @@ class EnsembleLoss:
         with keep_statistics(net) if self.keep else nullcontext():
             logits = net(batch.inputs)
         with torch.no_grad():
-            taught = [teacher(batch.inputs).softmax(1) for teacher in extras["teachers"]]
-        return soft_cross_entropy(logits, mean(taught, extras["shares"]))
+            taught = ensemble([teacher(batch.inputs) for teacher in extras["teachers"]], extras["shares"])
+        return soft_cross_entropy(logits, taught)
+
+
+def ensemble(outputs: Sequence[Tensor], shares: Sequence[float]) -> Tensor:
+    """The mean of several nets' predictions, distributions (batch, classes): of a class, over the nets that have it.
+
+    Args:
+        outputs: of each net (batch, classes), minus infinity for classes that it has no output for.
+        shares: the nets' weights.
+    """
+    lacking = [logits == -torch.inf for logits in outputs]
+    known = [z.softmax(1).masked_fill(lacks, -torch.inf) for z, lacks in zip(outputs, lacking, strict=True)]
+    found = averaged(Aggregate(), known, shares)
+    return as_distributions(found) if any(bool(lacks.any()) for lacks in lacking) else found
 
 
 def probabilities(net: nn.Module, inputs: Tensor) -> Tensor:
