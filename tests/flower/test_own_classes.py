@@ -96,7 +96,13 @@ def at_nodes(wanted, sites):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "models"),
-    [("fedproto", ["mlp2", "mlp3"]), ("fedavg", ["mlp2"]), ("lgfedavg", ["mlp2", "mlp3"]), ("fml", ["mlp2", "mlp3"])],
+    [
+        ("fedproto", ["mlp2", "mlp3"]),
+        ("fedavg", ["mlp2"]),
+        ("lgfedavg", ["mlp2", "mlp3"]),
+        ("fml", ["mlp2", "mlp3"]),
+        ("heterofl", ["mlp2"]),
+    ],
 )
 def test_sites_of_other_classes_give_the_bytes_at_nodes_that_they_give_in_process(sites, method, models):
     wanted = tree(sites, models, method)

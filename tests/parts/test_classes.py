@@ -1,20 +1,27 @@
 """What clients say of classes that not all of them have, combined class by class."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 from torch.nn import functional as F
 from torch.testing import assert_close
 
-from potluck.core.nets.classes import OwnClasses
-from potluck.parts.classes import MeanByClass, averaged
+from potluck.core.federation import Member
+from potluck.core.nets.classes import OwnClasses, OwnHead
+from potluck.parts.classes import MeanByClass, OfOwnClasses, averaged, of_all_classes, own_rows
 from potluck.parts.losses import difference, distillation, soft_cross_entropy
 from potluck.parts.means import Aggregate
 from potluck.parts.prototypes import averages, logit_distance
+from potluck.parts.submodels import put, select
+from potluck.parts.teaching import ensemble
 
 NO = -math.inf
 MEAN = Aggregate()
+WEIGHTS = {"deep": torch.arange(6.0).view(3, 2), "head": torch.arange(8.0).view(4, 2)}
+OWN = OwnHead(torch.nn.Identity, "net", OwnClasses((3, 0), 4), {"head": 0})
+MEMBER = Member(0, "net[0,3]", 1.0, {}, frozenset(), 1, head=OWN)
 
 
 def test_rows_are_the_mean_over_those_who_have_the_class():
@@ -102,3 +109,34 @@ def test_tables_of_logits_average_what_is_known_and_say_what_is_not():
     assert robust["means"][[0, 2]].tolist() == [[3.0, 6.0, 3.0], [7.0, NO, NO]]
     z = torch.tensor([[2.0, NO, 3.0], [NO, 1.0, 5.0]])
     assert_close(logit_distance(z, torch.tensor([0, 1]), table), torch.tensor(((4 - 2) ** 2 + 0) / 2 / 2))
+
+
+def test_a_sub_model_has_the_rows_of_its_own_classes_in_their_order():
+    places = own_rows({"deep": (slice(0, 2), slice(0, 1)), "head": (slice(0, 4), slice(0, 1))}, MEMBER)
+    found = select(WEIGHTS, places)
+    assert found["deep"].tolist() == [[0.0], [2.0]]
+    assert found["head"].tolist() == [[6.0], [0.0]]
+    assert own_rows(places, replace(MEMBER, head=None)) is places
+    named = own_rows({"0.head": (slice(0, 4), slice(0, 2))}, MEMBER, lambda name: name.partition(".")[2])
+    assert named["0.head"][0].tolist() == [3, 0]
+
+
+def test_masks_of_own_rows_lie_among_all_classes_by_the_number_of_the_class():
+    masks = {"deep": WEIGHTS["deep"] > 2, "head": torch.tensor([[True, True], [False, True]])}
+    own = OWN.part_of(WEIGHTS)
+    values, places = of_all_classes({name: own[name][mask] * 10 for name, mask in masks.items()}, masks, MEMBER)
+    found = put(values, places, WEIGHTS)
+    assert found["head"].tolist() == [[0.0, 10.0], [2.0, 3.0], [4.0, 5.0], [60.0, 70.0]]
+    assert found["deep"].tolist() == [[0.0, 1.0], [2.0, 30.0], [40.0, 50.0]]
+
+
+def test_many_teach_of_a_class_what_those_say_who_have_it():
+    first, second = torch.tensor([[0.0, 0.0, NO]]), torch.tensor([[0.0, NO, 0.0]])
+    assert_close(ensemble([first, second], [1.0, 3.0]), torch.full((1, 3), 1 / 3))
+    both = torch.tensor([[2.0, 1.0, 0.0]])
+    assert_close(ensemble([both, both], [1.0, 3.0]), both.softmax(1))
+
+
+def test_a_network_with_all_classes_says_nothing_of_those_that_a_client_lacks():
+    net = OfOwnClasses(torch.nn.Identity(), OWN.classes.lacking)
+    assert net(torch.tensor([[1.0, 2.0, 3.0, 4.0]])).tolist() == [[1.0, NO, NO, 4.0]]

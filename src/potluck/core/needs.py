@@ -275,7 +275,7 @@ def _one_input(offer: Offer) -> str | None:
 def _all_classes(offer: Offer) -> str | None:
     if not offer.own_classes:
         return None
-    return "it exchanges what all clients say of all classes, and here clients have outputs for their own classes alone"
+    return "it reckons with outputs for all classes at all clients, and here they have some for their own classes alone"
 
 
 _ANY_TASK = "use a method that takes any task, such as fedavg, scaffold or fedin"

@@ -326,13 +326,15 @@ class Client:
         """The task's loss as an objective for `Fit`."""
         return Supervised(self.criterion)
 
-    def build(self, architecture: str | None = None, *, width: float = 1.0, depth: int | None = None) -> nn.Module:
+    def build(
+        self, architecture: str | None = None, *, width: float = 1.0, depth: int | None = None, draw: str = ""
+    ) -> nn.Module:
         """A new module with the same initial weights as `server.build` gives."""
-        return self._build(architecture, Scale(width, depth))
+        return self._build(architecture, Scale(width, depth), draw)
 
-    def twin(self, *, width: float = 1.0) -> nn.Module:
-        """A new module of this client's own architecture, or a narrower one, with the run's initial weights."""
-        return self.build(self.architecture, width=width)
+    def twin(self, *, width: float = 1.0, draw: str = "") -> nn.Module:
+        """A new module of this client's own architecture, see `build`."""
+        return self.build(self.architecture, width=width, draw=draw)
 
     def copy(self) -> nn.Module:
         """A module like `model`, with the weights and statistics that it has now."""

@@ -104,6 +104,7 @@ class FeDepth(fl.depthwise.DepthWise, fl.SharesWeights[State]):
         link: how Pi_j meets the classifier's size of image: every s-th row and column ("subsample"), or means.
     """
 
+    aligns_classes = True
     variants = {
         "bypass": {"partial": "bypass"},
         "without a buffer": {"buffer": False},

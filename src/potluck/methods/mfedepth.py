@@ -67,6 +67,7 @@ class State:
 class MFeDepth(fl.depthwise.DepthWise, fl.SharesWeights[State]):
     """Hyper-parameters of m-FeDepth: those of FeDepth's `DepthWise`."""
 
+    aligns_classes = True
     variants = {
         "bypass": {"partial": "bypass"},
         "without a buffer": {"buffer": False},

@@ -8,12 +8,13 @@ import copy
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from typing import cast
+from typing import TypeVar, cast
 
 from torch import Size, Tensor, nn
 
 from potluck.core.ground.inputs import Inputs, InputShape
 from potluck.core.nets.batchnorm import batch_norms
+from potluck.core.nets.classes import own_classes_of, with_classes
 from potluck.core.nets.slicing import cut_of
 from potluck.core.nets.splitting import CannotSplit, Stage, plan_of
 from potluck.core.nets.weights import Weights, parameters_of
@@ -32,6 +33,8 @@ from potluck.models.contract import (
     with_exits,
 )
 from potluck.models.cutnet import CutNet, TokenMean
+
+N = TypeVar("N", bound=nn.Module)
 
 BlockTensors = Mapping[str, str]
 """The names of a block's weights and buffers in the network, by names that blocks of one kind have in common."""
@@ -117,6 +120,11 @@ class Stages(ABC):
     def has_maps(self, features: Size) -> bool:
         """Whether features of this shape are images, (channels, height, width)."""
 
+    def _with_classes(self, ending: N) -> N:
+        """A net that ends as the network does, which puts out what the network would, see `with_classes`."""
+        own = own_classes_of(self.net)
+        return ending if own is None or own_classes_of(ending) else with_classes(ending, own)
+
     def kept_at(self, place: str, of: Callable[[int], int], input_shape: InputShape) -> slice | Tensor:
         """Which channels at a place a narrower net has that is cut out of this one.
 
@@ -165,7 +173,7 @@ class _OfStages(Stages):
 
     @property
     def classifier(self) -> nn.Module:
-        return nn.Sequential(self._staged.pool, self._staged.head)
+        return self._with_classes(nn.Sequential(self._staged.pool, self._staged.head))
 
     def is_norm(self, number: int) -> bool:
         return is_norm(self._parts[number][1])
@@ -175,11 +183,13 @@ class _OfStages(Stages):
         return frozenset(name for tensors in inside for name in tensors.values())
 
     def without(self, start: int, stop: int) -> Stages:
-        return _OfStages(self._staged.with_stages(dict([*self._parts[:start], *self._parts[stop:]])))
+        left = self._staged.with_stages(dict([*self._parts[:start], *self._parts[stop:]]))
+        return _OfStages(self._with_classes(left))
 
     def to_outputs(self, start: int, stop: int, after: int, link: nn.Module | None = None) -> nn.Module:
         links = [] if link is None else [("skip link", link)]
-        return self._staged.with_stages(dict([*self._parts[start:stop], *links, *self._parts[after:]]))
+        parts = dict([*self._parts[start:stop], *links, *self._parts[after:]])
+        return self._with_classes(self._staged.with_stages(parts))
 
     def to_exit(self, start: int, stop: int, exit: nn.Module) -> nn.Module:
         return StagedNet(dict(self._parts[start:stop]), exits={self.stages[stop - 1]: exit})
@@ -242,7 +252,7 @@ class _OfPlan(Stages):
 
     @property
     def classifier(self) -> nn.Module:
-        return CutNet(self.net, start=self._plan.stages[-1].end)
+        return self._with_classes(CutNet(self.net, start=self._plan.stages[-1].end))
 
     def is_norm(self, number: int) -> bool:
         return False  # a stage has a layer

@@ -14,6 +14,7 @@ the sum of their budgets.
 import math
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import Annotated, ClassVar, Literal
 
@@ -26,7 +27,7 @@ from potluck.core.ground.fields import Checked, above, at_least
 from potluck.core.ground.inputs import InputShape
 from potluck.core.message import Message
 from potluck.core.nets.batchnorm import batch_norms, keep_statistics, measure_statistics
-from potluck.core.nets.weights import Weights, frozen_of, load, parameters_of
+from potluck.core.nets.weights import Weights, parameters_of
 from potluck.core.requests.examples import Batch, Examples
 from potluck.core.requests.fit import Extras, Fit, FitReport, LocalTraining
 from potluck.core.roles import Client, Cohort, Server
@@ -233,7 +234,7 @@ class DepthWise(Checked):
         The model is pulled towards what was sent; its peers, which nobody sends, are not.
         """
         names = [f"peer{number}" for number in range(1, self.models)]
-        peers = {name: client.module(name, lambda: drawn_afresh(client.twin())) for name in names}
+        peers = {name: client.module(name, partial(client.twin, draw=name)) for name in names}
         nets = nn.ModuleDict({"own": client.model, **peers})
         losses: list[Loss] = [Mutual(name, client.criterion) for name in nets]
         extras = {"sent": parameters_of(nn.ModuleDict({"own": client.model}))} if self.mu else {}
@@ -316,15 +317,6 @@ class Mutual:
                 taught = peer(inputs)
             loss = loss + distillation(logits, taught) / len(peers)
         return loss
-
-
-def drawn_afresh(net: nn.Module) -> nn.Module:
-    """The net with every layer that has `reset_parameters` re-initialised, unless it is frozen."""
-    frozen = frozen_of(net)
-    for module in net.modules():
-        if callable(reset := getattr(module, "reset_parameters", None)):
-            reset()
-    return load(net, frozen, partial=True)
 
 
 def _check_apart(net: Stages, pieces: list[Piece]) -> None:

@@ -167,6 +167,11 @@ def test_public_labels_of_another_data_set_must_mean_the_tasks_classes(tmp_path,
         ("fedavg", ["method.sharing.scope=model"], "client 0 has cnn2(width=32) and client 1 has cnn3(width=32)"),
         ("fedavg", ['federation.models=["mlp2", "cnn3"]'], "averages layers by name, but head.weight has shape"),
         ("heterofl", ['federation.models=["mlp2", "mlp3"]'], "needs one architecture"),
+        (
+            "heterofl",
+            ["federation.models=mlp2", "federation.server_model=mlp3"],
+            "client 0 has mlp2 and the server mlp3; give federation.models one name, and federation.server_model no other",
+        ),
     ],
 )
 def test_unmet_needs_are_told_before_data_are_loaded(method, assignments, expected, monkeypatch):
