@@ -14,7 +14,7 @@ from potluck.core.requests.examples import Examples
 from potluck.core.requests.fit import Fit, LocalTraining
 from potluck.engine.client.training import train
 from potluck.methods.fedavg import FedAvg
-from potluck.methods.mfedepth import MFeDepth, auxiliary_classifiers
+from potluck.methods.mfedepth import MFeDepth
 from potluck.models.contract import StagedNet
 from potluck.models.preresnet import preresnet20
 from potluck.models.vit import vit
@@ -135,8 +135,8 @@ def test_a_bypass_names_heads_by_their_blocks_all_the_same(play):
 
 def test_auxiliary_classifiers_are_a_norm_a_mean_and_a_layer_without_relu(play):
     net = SMALL()
-    run = play(MFeDepth(PLAIN), images(1.0), rounds=0)
-    exits = auxiliary_classifiers(run.engine.server(0), net, MemoryModel.of(net, IMAGE))
+    run = play(method := MFeDepth(PLAIN), images(1.0), rounds=0)
+    exits = method.auxiliary_classifiers(run.engine.server(0), net)
     assert list(exits) == [f"block{number}" for number in range(1, 9)]
     head = exits["block5"].train()
     x = torch.randn(6, 4, 4, 4)

@@ -84,6 +84,7 @@ class DepthFL(fl.depth.DepthLevels[State]):
         "median": {"combine.rule": "median"},
     }
 
+    aligns_classes = True
     exits: Literal["bottleneck", "linear"] = "bottleneck"
     consistency: Annotated[float, fl.at_least(0)] = 1.0
     ramp: Annotated[int, fl.at_least(0)] = 300
@@ -101,9 +102,9 @@ class DepthFL(fl.depth.DepthLevels[State]):
     def round(self, state: State, cohort: fl.Cohort, server: fl.Server) -> State:
         messages = {i: self.inference_message(state, i, server) for i in cohort.ids}
         equally = replace(EQUALLY, combine=self.combine)
-        means = equally.means(cohort.stream(self.local_update, messages), server.roster, "weights", "buffers")
-        mean, owners = means.over({"all": {}}, "weights")["all"], means.weights("weights").get("all", {})
-        drift = {n: owners[n] / len(server.roster) * (w - state.weights[n]) for n, w in mean.items()}
+        means = equally.means(cohort.stream(self.local_update, messages), self.roster(server), "weights", "buffers")
+        mean, owners = means.over({"all": {}}, "weights")["all"], means.coverage("weights").get("all", {})
+        drift = {n: (owners[n] / len(server.roster) * (w - state.weights[n])).to(w.dtype) for n, w in mean.items()}
         h = fl.weights.plus(state.h, drift, -self.alpha)
         if self.alpha:
             mean = fl.weights.plus(mean, h, -1 / self.alpha)

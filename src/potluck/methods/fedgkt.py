@@ -67,6 +67,7 @@ class FedGKT(fl.Method[State]):
     """
 
     family = "classes"
+    aligns_classes = True
     unguarded = "the server's network learns from every client's features"
 
     training: fl.LocalTraining = fl.LocalTraining()
@@ -96,7 +97,9 @@ class FedGKT(fl.Method[State]):
     def replies(self, handler: str, member: fl.Member, message: fl.Message, server: fl.Server) -> fl.Schema:
         n, classes = fl.schema.UpTo(member.examples, member.examples), server.num_classes
         features = fl.schema.floats(n, *fl.features.feature_shape(server, member.architecture, "s_in"))
-        return fl.Schema(features=features, logits=fl.schema.floats(n, classes), labels=fl.schema.Labels(n, classes))
+        return fl.Schema(
+            features=features, logits=fl.schema.logits(n, classes, member), labels=fl.schema.Labels(n, classes)
+        )
 
     @fl.on_client
     def train_edge(self, client: fl.Client, message: fl.Message) -> fl.ClientWork:
@@ -113,7 +116,8 @@ class FedGKT(fl.Method[State]):
 
     @fl.on_client
     def inference_model(self, client: fl.Client, message: fl.Message) -> nn.Module:
-        return fl.stages.with_extractor_of(client.model, tail(client.build(), message["net"]))
+        behind = tail(client.build(), message["net"])
+        return fl.classes.of_own(fl.stages.with_extractor_of(client.model, behind), client)
 
 
 @dataclass(frozen=True)

@@ -91,6 +91,7 @@ class HypeMeFed(fl.depth.DepthLevels[State]):
         "median": {"combine.rule": "median"},
     }
 
+    aligns_classes = True
     default_capacities = (1.0, 0.75, 0.5)
     server_training: fl.ServerTraining = fl.LocalTraining("adam", lr=0.0005, epochs=25, batch_size=1)
     levels: tuple[Annotated[float, fl.above(0), fl.at_most(1)], ...] = (1.0, 0.75, 0.5)
@@ -110,7 +111,9 @@ class HypeMeFed(fl.depth.DepthLevels[State]):
         replies = cohort.ask(self.local_update, {i: self.inference_message(state, i, server) for i in cohort.ids})
         models = {i: dict(reply["weights"]) for i, reply in replies.items()}
         hypernetworks = self.completed([*models.values()], state, server) if self.generate else state.hypernetworks
-        means = fl.Sharing(weighting="uniform", combine=self.combine).no_means(server.roster, "weights", "buffers")
+        means = fl.Sharing(weighting="uniform", combine=self.combine).no_means(
+            self.roster(server), "weights", "buffers"
+        )
         for i, model in models.items():
             means.add(i, fl.Message(weights=model, buffers=replies[i].get("buffers")))
         weights = means.over({"all": state.weights}, "weights")["all"]

@@ -89,19 +89,22 @@ class MFeDepth(fl.depthwise.DepthWise, fl.SharesWeights[State]):
 
     def init(self, server: fl.Server) -> State:
         self.check_budgets(server)
-        members = {member.architecture: member for member in server.roster.values()}
+        members = {member.base: member for member in server.roster.values()}
         exits: fl.GroupWeights = {}
         for architecture, member in sorted(members.items()):
-            net = server.build(architecture)
-            own = fl.parameters_of(auxiliary_classifiers(server, net, self.estimate(net, server.input_shape)))
+            own = fl.parameters_of(self.auxiliary_classifiers(server, server.build(architecture)))
             exits[self.sharing.group(member)] = own | exits.get(self.sharing.group(member), {})
         return State(self.sharing.initial(server), exits)
 
     def round(self, state: State, cohort: fl.Cohort, server: fl.Server) -> State:
-        exits = state.exits
-        sent = self.send(state.weights, cohort, server, exits=lambda member: exits[self.sharing.group(member)])
+        exits, roster = state.exits, {i: self.member(server, i) for i in server.roster}
+
+        def own_exits(member: fl.Member) -> fl.Weights:
+            return dict(fl.classes.rows_for(exits[self.sharing.group(member)], roster[member.id]))
+
+        sent = self.send(state.weights, cohort, server, exits=own_exits)
         replies = cohort.stream(self.local_update, sent)
-        means = self.sharing.means(replies, server.roster, "weights", "buffers", "exits")
+        means = self.sharing.means(replies, roster, "weights", "buffers", "exits")
         return State(weights=means.over(state.weights, "weights", "buffers"), exits=means.over(exits, "exits"))
 
     def replies(self, handler: str, member: fl.Member, message: fl.Message, server: fl.Server) -> fl.Schema:
@@ -109,11 +112,24 @@ class MFeDepth(fl.depthwise.DepthWise, fl.SharesWeights[State]):
             **self.expected(member, message), exits=fl.schema.optional(fl.schema.some_of(message["exits"]))
         )
 
+    def member(self, server: fl.Server, id: fl.ClientId) -> fl.Member:
+        """A client, of which it is known where its exits have its own classes."""
+        return fl.exits.with_rows_of_exits(server.roster[id], server, self.auxiliary_classifiers)
+
+    def auxiliary_classifiers(self, party: fl.Server | fl.Client, net: nn.Module) -> nn.ModuleDict:
+        """An exit behind every block but the last, by the name of the block's last stage."""
+        shape = (party if isinstance(party, fl.Server) else party.train).input_shape
+        memory = self.estimate(net, shape)
+        behind = [memory.parts[stop - 1] for _, stop in memory.blocks[:-1]]
+        return fl.exits.new_exits(
+            party, net, {part.name: part.output for part in behind}, partial(fl.exits.small_exit, track=False)
+        )
+
     @fl.on_client
     def local_update(self, client: fl.Client, message: fl.Message) -> fl.ClientWork:
         self.sharing.receive(client, message)
         memory = self.estimate(client.model, client.train.input_shape)
-        exits = auxiliary_classifiers(client, client.model, memory)
+        exits = self.auxiliary_classifiers(client, client.model)
         fl.load(
             exits,
             fl.weights.pick(message["exits"], {name: tensor.shape for name, tensor in exits.state_dict().items()}),
@@ -132,11 +148,3 @@ class MFeDepth(fl.depthwise.DepthWise, fl.SharesWeights[State]):
 
         reply = yield from self.learn(client, capacity, memory, lead_out)
         return fl.Message(**reply, exits=fl.parameters_of(used) or None)
-
-
-def auxiliary_classifiers(party: fl.Server | fl.Client, net: nn.Module, memory: fl.memory.MemoryModel) -> nn.ModuleDict:
-    """An exit behind every block but the last, by the name of the block's last stage."""
-    behind = [memory.parts[stop - 1] for _, stop in memory.blocks[:-1]]
-    return fl.exits.new_exits(
-        party, net, {part.name: part.output for part in behind}, partial(fl.exits.small_exit, track=False)
-    )

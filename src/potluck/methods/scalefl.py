@@ -91,6 +91,7 @@ class ScaleFL(fl.width.WidthSlices[State]):
         "median": {"combine.rule": "median"},
     }
 
+    aligns_classes = True
     predicts_with_exits = True
     default_capacities = (1.0, 0.75, 0.5, 0.25)
     training: fl.LocalTraining = fl.LocalTraining()
@@ -122,15 +123,14 @@ class ScaleFL(fl.width.WidthSlices[State]):
 
     def round(self, state: State, cohort: fl.Cohort, server: fl.Server) -> State:
         rates = {i: self.rate(server.roster[i], server) for i in cohort.ids}
-        parts = {r: self.submodel(server, r) for r in set(rates.values())}
-        held = {i: parts[r] for i, r in rates.items()}
-        messages = {
-            i: fl.Message(weights=fl.submodels.select(state.weights, held[i]), rate=r) for i, r in rates.items()
-        }
+        held = self.slices(rates, server)
+        narrow = fl.submodels.select_each(state.weights, held)
+        messages = {i: fl.Message(weights=narrow[i], rate=rate) for i, rate in rates.items()}
         replies = cohort.stream(self.local_update, messages)
         weights = fl.submodels.mean_where_covered(replies, held, state.weights, self.combine)
-        full = fl.Message(weights=without_exits(weights))
-        measured = cohort.ask(self.measure, {i: full for i in held if i not in replies.failures})
+        full = without_exits(weights)
+        sent = {i: fl.Message(weights=fl.classes.rows_for(full, server.roster[i])) for i in held}
+        measured = cohort.ask(self.measure, {i: sent[i] for i in held if i not in replies.failures})
         return State(weights, fl.width.mean_statistics(measured, state.statistics))
 
     def replies(self, handler: str, member: fl.Member, message: fl.Message, server: fl.Server) -> fl.Schema:
@@ -155,12 +155,17 @@ class ScaleFL(fl.width.WidthSlices[State]):
     @fl.on_client
     def measure(self, client: fl.Client, message: fl.Message) -> fl.ClientWork:
         """Statistics of the new global network, without early exits, on this client's data."""
-        net = fl.load(client.build(), message["weights"], partial=True)
+        net = fl.load(client.twin(), message["weights"], partial=True)
         batches = yield fl.NormStatistics(net, client.train, self.training.batch_size)
         return fl.Message(statistics=fl.buffers_of(net) or None, batches=batches)
 
     def global_model(self, state: State, server: fl.Server) -> nn.Module | None:
         return fl.load(server.build(), {**without_exits(state.weights), **state.statistics})
+
+    def member(self, server: fl.Server, id: fl.ClientId) -> fl.Member:
+        return fl.exits.with_rows_of_exits(
+            server.roster[id], server, lambda server, _: self.part(server, max(self.levels))
+        )
 
     def submodel(self, server: fl.Server, rate: float) -> fl.submodels.SubModel:
         width = self.widths[self.levels.index(rate)]
@@ -182,7 +187,7 @@ class ScaleFL(fl.width.WidthSlices[State]):
     def part(self, party: fl.Server | fl.Client, level: float) -> nn.Module:
         """The part of the network that a level has: s_l of its channels, e_l of its blocks, and the exits behind."""
         number = self.levels.index(level)
-        net = party.build(width=self.widths[number])
+        net = fl.width.net_of(party, self.widths[number])
         shape = (party if isinstance(party, fl.Server) else party.train).input_shape
         part = fl.exits.leading_share(party, net, shape, self.depths[number], self.depths, fl.exits.convolutional_exit)
         return part if self.widths[number] == 1 else fl.width.with_scaler(part, self.widths[number], always=True)

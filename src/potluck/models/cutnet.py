@@ -6,6 +6,7 @@ from typing import cast
 from torch import Tensor, nn
 
 from potluck.core.ground.inputs import Inputs
+from potluck.core.nets.classes import alone
 from potluck.core.nets.splitting import CannotSplit, Place, plan_of, pruned
 
 
@@ -51,7 +52,7 @@ class CutNet(nn.Module):
         self._start, self._stop = start, stop
         tensors = (*net.named_parameters(remove_duplicate=False), *net.named_buffers(remove_duplicate=False))
         names = plan.names(start, stop) if start or stop else {name for name, _ in tensors}  # those not saved, too
-        own = pruned(net, names)
+        own = alone(pruned(net, names))  # outputs are made those of all classes by who ends in them
         self.__dict__["_own"] = own  # as no module of this one, whose tensors would have longer names
         self._modules.update(own._modules)
         for held in ("_parameters", "_buffers", "_non_persistent_buffers_set"):

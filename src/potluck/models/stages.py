@@ -14,7 +14,7 @@ from torch import Size, Tensor, nn
 
 from potluck.core.ground.inputs import Inputs, InputShape
 from potluck.core.nets.batchnorm import batch_norms
-from potluck.core.nets.classes import own_classes_of, with_classes
+from potluck.core.nets.classes import own_classes_of, spread_outputs, with_classes
 from potluck.core.nets.slicing import cut_of
 from potluck.core.nets.splitting import CannotSplit, Stage, plan_of
 from potluck.core.nets.weights import Weights, parameters_of
@@ -91,7 +91,7 @@ class Stages(ABC):
 
     @abstractmethod
     def to_exit(self, start: int, stop: int, exit: nn.Module) -> nn.Module:
-        """The stages from `start` to before `stop`, and an exit."""
+        """The stages from `start` to before `stop`, and an exit, which has outputs for the network's classes."""
 
     @abstractmethod
     def behind(self, stop: int) -> Weights:
@@ -192,7 +192,7 @@ class _OfStages(Stages):
         return self._with_classes(self._staged.with_stages(parts))
 
     def to_exit(self, start: int, stop: int, exit: nn.Module) -> nn.Module:
-        return StagedNet(dict(self._parts[start:stop]), exits={self.stages[stop - 1]: exit})
+        return self._with_classes(StagedNet(dict(self._parts[start:stop]), exits={self.stages[stop - 1]: exit}))
 
     def behind(self, stop: int) -> Weights:
         before = self.names_between(0, stop)
@@ -206,7 +206,7 @@ class _OfStages(Stages):
         return place_shapes(self._staged, input_shape)
 
     def leading(self, depth: int, exits: Mapping[str, nn.Module]) -> nn.Module:
-        return of_depth(with_exits(self._staged, exits), depth, 0, ())  # the last exit is there
+        return self._with_classes(of_depth(with_exits(self._staged, exits), depth, 0, ()))  # the last exit is there
 
     def small_exit(self, features: Size, outputs: int, *, track: bool = True) -> Exit:
         return linear_exit(self._staged, features, outputs, track=track)
@@ -269,7 +269,7 @@ class _OfPlan(Stages):
         return nn.Sequential(OrderedDict(parts, classifier=self.classifier)).train(self.net.training)
 
     def to_exit(self, start: int, stop: int, exit: nn.Module) -> nn.Module:
-        return self._between(start, stop, {self.stages[stop - 1]: exit})
+        return self._with_classes(self._between(start, stop, {self.stages[stop - 1]: exit}))
 
     def behind(self, stop: int) -> Weights:
         parts = nn.Sequential(OrderedDict(behind=self.between(stop, len(self._kept)), classifier=self.classifier))
@@ -290,7 +290,7 @@ class _OfPlan(Stages):
 
     def leading(self, depth: int, exits: Mapping[str, nn.Module]) -> nn.Module:
         ending = None if depth == len(self._blocks) else self._blocks[depth - 1].end
-        return CutNet(self.net, stop=ending, exits=exits)
+        return self._with_classes(CutNet(self.net, stop=ending, exits=exits))
 
     def small_exit(self, features: Size, outputs: int, *, track: bool = True) -> Exit:
         if len(features) > 1 and (channels := self._channels(features)) > 0:
@@ -364,7 +364,7 @@ def exit_outputs(net: nn.Module, x: Inputs) -> dict[str, Tensor]:
     """
     if not isinstance(net, (StagedNet, CutNet)):
         raise TypeError(f"{type(net).__name__} has no exits; expected what `Stages.leading` makes")
-    return net.exit_outputs(cast(Tensor, x))
+    return {place: spread_outputs(net, outputs) for place, outputs in net.exit_outputs(cast(Tensor, x)).items()}
 
 
 def heads_of(net: nn.Module) -> list[nn.Module]:

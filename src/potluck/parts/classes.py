@@ -164,6 +164,11 @@ class MeanByClass:
             self._mean.index_copy_(self._axis, at, torch.maximum(before, tensor))
         self._held[at] += share
 
+    @property
+    def held(self) -> Tensor:
+        """Of each class the sum of the shares of those who have it, to be combined with the tensors."""
+        return self._along(self._held)
+
     def value(self, keep: Tensor | None = None) -> Tensor:
         """The combination; classes that nobody had are those of `keep`, or zero."""
         assert self._mean is not None

@@ -9,7 +9,7 @@ from typing import Annotated, Protocol, TypeVar
 
 from torch import Size, nn
 
-from potluck.core.federation import ClientId, Member
+from potluck.core.federation import ClientId, Member, Roster
 from potluck.core.ground.fields import above, at_most, require
 from potluck.core.ground.inputs import InputShape
 from potluck.core.message import Message
@@ -20,7 +20,15 @@ from potluck.core.roles import Client, Server
 from potluck.core.schema import Schema, like
 from potluck.models.contract import STAGES
 from potluck.models.stages import stages_of
-from potluck.parts.exits import ExitBuilder, LeadingNames, leading_names, leading_share, small_exit
+from potluck.parts.classes import rows_for
+from potluck.parts.exits import (
+    ExitBuilder,
+    LeadingNames,
+    leading_names,
+    leading_share,
+    small_exit,
+    with_rows_of_exits,
+)
 from potluck.parts.width import level_within, warn_below
 
 
@@ -69,6 +77,14 @@ class DepthLevels(Method[D]):
         """One net for all, of which leading blocks are nets."""
         return frozenset({Need.ONE_ARCHITECTURE, Need.SPLIT_MODEL, STAGES, Need.DEPTH_PREFIXES})
 
+    def member(self, server: Server, id: ClientId) -> Member:
+        """A client, of which it is known where all that it is sent has its own classes."""
+        return with_rows_of_exits(server.roster[id], server, lambda server, _: self.net(server, max(self.levels)))
+
+    def roster(self, server: Server) -> Roster:
+        """All clients, as `member` knows them."""
+        return {id: self.member(server, id) for id in server.roster}
+
     def whole(self, server: Server) -> nn.Module:
         """The net with all its exits, as it begins; warns of clients whose capacity lies below the smallest level."""
         warn_below(min(self.levels), server, self, "the smallest level", "give method.levels a smaller one")
@@ -86,7 +102,7 @@ class DepthLevels(Method[D]):
             {name: tensor for name, tensor in whole.items() if name in names}
             for whole in (state.weights, state.buffers)
         )
-        return Message(weights=weights, buffers=buffers or None)
+        return Message(weights=rows_for(weights, self.member(server, client_id)), buffers=buffers or None)
 
     def filled(self, client: Client, message: Message) -> nn.Module:
         """On the client, its part of the net with what it was sent."""

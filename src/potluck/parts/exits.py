@@ -7,15 +7,17 @@ net of a model's layers and these.
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
 
 from torch import Size, Tensor, nn
 from torch.nn import functional as F
 
+from potluck.core.federation import Member
 from potluck.core.ground.inputs import InputShape
 from potluck.core.nets.batchnorm import batch_norms, norms_of
+from potluck.core.nets.classes import axes_of_classes
 from potluck.core.nets.slicing import Indices, lies_in
 from potluck.core.roles import Client, Server
 from potluck.models.contract import Exit, GlobalPool
@@ -38,7 +40,8 @@ def new_exits(
 ) -> nn.ModuleDict:
     """By place, an exit of a net, with initial weights drawn from the run's seed and the place's name.
 
-    So an exit is the same in every net that has one there, of whatever depth, and whichever others that has.
+    So an exit is the same in every net that has one there, of whatever depth, and whichever others that has. On a
+    client with classes of its own it has outputs for these; what it begins with there is to be replaced.
 
     Args:
         party: who makes them; all make the same.
@@ -47,8 +50,9 @@ def new_exits(
         build: makes one.
     """
     found = nn.ModuleDict()
+    own = party.classes if isinstance(party, Client) else None
     for place, features in behind.items():
-        made = partial(build, net, features, party.num_classes)
+        made = partial(build, net, features, party.num_classes if own is None else len(own.numbers))
         name = f"exit {place}"
         found[place] = party.module(name, made) if isinstance(party, Server) else party.module(name, made, keep=False)
     return found
@@ -86,6 +90,39 @@ def leading_share(
     behind = [known[number - 1] for number in sorted(reached) if number <= depth and number < len(known)]
     exits = new_exits(party, net, {place: shapes[place] for place in behind}, build)
     return whole.leading(depth, dict(exits.items()))
+
+
+@dataclass(frozen=True)
+class RowsOfExits:
+    """A question for `server.about`: by name, the axis along which the tensors of exits have the classes.
+
+    Attributes:
+        server: whose net it is.
+        net_of: makes its exits, or the net with them.
+    """
+
+    server: Server = field(compare=False)
+    net_of: Callable[[Server, nn.Module], nn.Module] = field(compare=False)
+
+    def __call__(self, net: nn.Module, input_shape: InputShape) -> dict[str, int]:
+        """The axes."""
+        classes = self.server.num_classes
+        wider = self.net_of(replace(self.server, num_classes=classes + 1), net)
+        return axes_of_classes(self.net_of(self.server, net), wider, classes)
+
+
+def with_rows_of_exits(member: Member, server: Server, net_of: Callable[[Server, nn.Module], nn.Module]) -> Member:
+    """A client of which it is known, too, where exits have its own classes.
+
+    Args:
+        member: the client.
+        server: has its architecture with all classes.
+        net_of: makes of that the exits, or the net with them, by whose names they are sent.
+    """
+    if (head := member.head) is None:
+        return member
+    axes = {**head.axes, **server.about(member.base, RowsOfExits(server, net_of))}
+    return replace(member, head=replace(head, axes=axes))
 
 
 @dataclass(frozen=True)

@@ -375,6 +375,13 @@ class Means:
         found = self._found[entry]
         return {group: {name: running.weight for name, running in found[group].items()} for group in found}
 
+    def coverage(self, entry: str) -> dict[str, dict[str, float | Tensor]]:
+        """The same; of layers with rows of classes a number for each row, that of the clients that have the class."""
+        return {
+            group: {name: one.held if isinstance(one, MeanByClass) else one.weight for name, one in layers.items()}
+            for group, layers in self._found[entry].items()
+        }
+
 
 def _by_layer(value: Any, member: Member) -> Weights:
     """An entry's tensors by name; a number stands for every layer that the client trains."""

@@ -91,12 +91,16 @@ class WidthSlices(Method[W]):
         places = lies_in(net)
         return {name: places[name] for name, _ in net.named_parameters()}
 
+    def member(self, server: Server, id: ClientId) -> Member:
+        """A client, of which it is known where all that it is sent has its own classes."""
+        return server.roster[id]
+
     def slices(self, rates: Mapping[ClientId, float], server: Server) -> dict[ClientId, SubModel]:
         """Where the net of each client lies in this round; clients of one rate and the same classes have one."""
         by_rate = {rate: self.submodel(server, rate) for rate in set(rates.values())}
         found = dict[tuple[float, str], SubModel]()
         for id, rate in rates.items():
-            member = server.roster[id]
+            member = self.member(server, id)
             if (kind := (rate, member.architecture)) not in found:
                 found[kind] = own_rows(by_rate[rate], member)
         return {id: found[rate, server.roster[id].architecture] for id, rate in rates.items()}

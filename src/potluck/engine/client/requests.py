@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from potluck.core.ground.inputs import Inputs
 from potluck.core.ground.rng import Key, isolated
 from potluck.core.nets.batchnorm import keep_statistics, measure_statistics, unlearnt
+from potluck.core.nets.classes import spread_outputs
 from potluck.core.nets.modes import mode
 from potluck.core.nets.splitting import plan_of, split_problem
 from potluck.core.nets.weights import Weights
@@ -95,10 +96,16 @@ def _(request: NormStatistics, key: Key, computing: Numerics) -> int:
 
 
 def _parts(net: nn.Module, inputs: Inputs, names: tuple[NetPart, ...]) -> tuple[Tensor, ...]:
-    found = net.part_outputs(inputs) if isinstance(net, Parted) else _by_plan(net, inputs)
+    found = _said(net, net.part_outputs(inputs)) if isinstance(net, Parted) else _by_plan(net, inputs)
     if unknown := [name for name in names if name not in found]:
         raise TypeError(f"{type(net).__name__} has no part {unknown[0]!r}; expected one of {', '.join(found)}")
     return tuple(found[name] for name in names)
+
+
+def _said(net: nn.Module, found: Mapping[NetPart, Tensor]) -> Mapping[NetPart, Tensor]:
+    """The parts of a net that may have outputs for some of the classes, with those of all."""
+    said = ("outputs", "exits")
+    return {name: spread_outputs(net, part) if name in said else part for name, part in found.items()}
 
 
 def _by_plan(net: nn.Module, inputs: Inputs) -> Mapping[NetPart, Tensor]:

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from typing import Any
 
 import torch
@@ -22,9 +23,10 @@ from potluck.engine.executors.stacked import Stacked
 from potluck.engine.rounds.engine import Engine
 from potluck.models.contract import StagedNet
 from potluck.parts.crosslayer import InCo
+from potluck.testing.checks.classes import with_own_classes
 from potluck.testing.checks.subjects import Overrides, Subject, all_bytes, engine_for
 from potluck.testing.hearing import Hearing
-from potluck.testing.worlds import World, quick, run_rounds, toy_federation
+from potluck.testing.worlds import CLASSES, World, quick, run_rounds, toy_federation
 
 _QUARTER = 0.25
 
@@ -69,17 +71,21 @@ def starts_as_every_method_does(method: Subject, overrides: Overrides = ()) -> N
 
 
 def cuts_any_network_alike(method: Subject, overrides: Overrides = ()) -> None:
-    """A network that is cut by its dataflow gives the bytes of a staged one of the same layers, stacked too."""
-    for executor in (Sequential, Stacked):
-        subject = quick(method, overrides)
-        staged = toy_federation(World(batchnorm=True).fit_for(subject))
-        plain = replace(
-            staged, architectures={n: partial(unstaged, build) for n, build in staged.architectures.items()}
-        )
-        engines = [Engine(subject, federation, executor=executor()) for federation in (staged, plain)]
+    """A network that is cut by its dataflow gives the bytes of a staged one of the same layers, stacked too.
+
+    So it does where some clients have outputs for three of four classes, if the method aligns classes.
+    """
+    subject = quick(method, overrides)
+    staged = toy_federation(World(batchnorm=True).fit_for(subject))
+    plain = replace(staged, architectures={n: partial(unstaged, build) for n, build in staged.architectures.items()})
+    some = {id: tuple((id + j) % CLASSES for j in range(CLASSES - 1)) for id in staged.sites if id % 2 == 0}
+    for held, executor in product(({}, some) if method.aligns_classes else ({},), (Sequential, Stacked)):
+        federations = [with_own_classes(federation, held) for federation in (staged, plain)]
+        engines = [Engine(subject, federation, executor=executor()) for federation in federations]
         expected, found = (all_bytes((engine, run_rounds(engine, 2))) for engine in engines)
         how = "stacked" if executor is Stacked else "one by one"
-        assert found == expected, f"{how}, a network without stages gives another result than its layers in a StagedNet"
+        who = ", clients with classes of their own" if held else ""
+        assert found == expected, f"{how}, a network without stages gives another result than its layers in stages{who}"
 
 
 def reads_named_inputs_alike(method: Subject, overrides: Overrides = ()) -> None:

@@ -11,6 +11,7 @@ from torch.utils._pytree import tree_leaves
 from potluck.core.ground.errors import explained
 from potluck.core.ground.inputs import Inputs, InputShape, by_name
 from potluck.core.ground.rng import Key, isolated
+from potluck.core.nets.classes import own_outputs
 from potluck.core.nets.entrance import blank_inputs
 from potluck.core.nets.modes import mode
 from potluck.core.nets.tracing import layers, operations, products
@@ -34,7 +35,7 @@ def trace(net: nn.Module, input_shape: InputShape) -> Trace:
         for tensor in by_name(inputs).values():
             labels.put(tensor, torch.zeros(tensor.shape, dtype=torch.float64))
         try:
-            with _Following(labels):
+            with _Following(labels), own_outputs(net):
                 outputs = net(inputs)
         except Unfollowed:
             raise
