@@ -18,7 +18,6 @@ from potluck.methods.mfedepth import MFeDepth
 from potluck.models.contract import StagedNet
 from potluck.models.preresnet import preresnet20
 from potluck.models.vit import vit
-from potluck.parts.memory import MemoryModel
 from potluck.parts.sharing import Sharing
 
 EXACTLY = {"rtol": 0, "atol": 0}

@@ -170,7 +170,7 @@ def test_public_labels_of_another_data_set_must_mean_the_tasks_classes(tmp_path,
         (
             "heterofl",
             ["federation.models=mlp2", "federation.server_model=mlp3"],
-            "client 0 has mlp2 and the server mlp3; give federation.models one name, and federation.server_model no other",
+            "client 0 has mlp2 and the server mlp3; give federation.models one name, and federation.server_model no",
         ),
     ],
 )

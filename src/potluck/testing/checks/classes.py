@@ -22,7 +22,7 @@ _ROUNDING = 1e-10
 _ORDERS = ((2, 0, 3, 1), (0, 1, 2, 3), (3, 2, 1, 0))
 _HELD = 3
 
-Held = Mapping[ClientId, tuple[int, ...]]
+ClassesOf = Mapping[ClientId, tuple[int, ...]]
 """The classes of some clients' outputs, in their order; of others all."""
 
 
@@ -56,7 +56,7 @@ def asks_nothing_of_classes_that_a_client_lacks(method: Subject, overrides: Over
         torch.set_default_dtype(before)
 
 
-def _check_classes(subject: Method[Any], federation: Federation, held: Held) -> None:
+def _check_classes(subject: Method[Any], federation: Federation, held: ClassesOf) -> None:
     (mine, alone), (theirs, stacked) = (
         _outputs(Engine(subject, federation, executor=executor())) for executor in (Sequential, Stacked)
     )
@@ -69,7 +69,7 @@ def _check_classes(subject: Method[Any], federation: Federation, held: Held) -> 
         assert torch.allclose(stacked[id], outputs, rtol=_ROUNDING, atol=_ROUNDING), f"stacked, client {id} differs"
 
 
-def with_own_classes(federation: Federation, held: Held) -> Federation:
+def with_own_classes(federation: Federation, held: ClassesOf) -> Federation:
     """A toy federation in which clients' networks have outputs for these classes alone, in this order."""
     builders, sites = dict(federation.architectures), dict(federation.sites)
     for id, numbers in held.items():
