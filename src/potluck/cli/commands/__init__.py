@@ -51,6 +51,7 @@ _COMMANDS = {
     "export": deploying.export,
     "keys": deploying.keys,
     "public": deploying.public,
+    "tokenizer": deploying.tokenizer,
     "serve": deploying.serve,
     "join": deploying.join,
 }

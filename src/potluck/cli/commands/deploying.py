@@ -1,4 +1,4 @@
-"""Commands that take models and federations to other machines: `export`, `keys`, `public`, `serve`, `join`."""
+"""Commands that take models and federations to other machines, or make what all of them have in common."""
 
 from pathlib import Path
 from typing import Annotated
@@ -50,6 +50,22 @@ def public(
 
     target, assignments = told_apart(target, overrides)
     write_public(target, assignments, to)
+
+
+def tokenizer(
+    table: Annotated[
+        str, typer.Argument(help="Texts that may be known: a .csv or .parquet file, a folder, or FILE.py:FUNCTION.")
+    ],
+    text: Annotated[list[str], typer.Option(help="Column of texts; several are joined, each in a line.")],
+    size: Annotated[
+        int, typer.Option(help="The most tokens, of which 256 are bytes and one is for padding.", min=258)
+    ] = 2000,
+    to: Annotated[Path, typer.Option(help="The file to write.")] = Path("tokenizer.json"),
+) -> None:
+    """Make a tokenizer for `federation.columns.tokenizer`, of frequent words and parts of words of a table's texts."""
+    from potluck.cli.tokenizer import write_tokenizer
+
+    write_tokenizer(table, text, size, to)
 
 
 def serve(

@@ -12,7 +12,7 @@ from potluck.core.ground.errors import ConfigError
 from potluck.core.ground.inputs import InputShape
 
 _FACTS = ("num_classes", "input_shape")
-_HANDED_OVER = (*_FACTS, "scale")
+_HANDED_OVER = (*_FACTS, "scale", "vocab_size", "pad_token_id")  # the last two where inputs are texts
 
 
 def called_by_name(model: Callable[..., Any], name: str) -> Callable[..., nn.Module]:

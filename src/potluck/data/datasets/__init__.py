@@ -26,7 +26,7 @@ from potluck.data.datasets._sized import SizedSource, check_images
 from potluck.data.datasets._torch import from_torch
 from potluck.data.tables.columns import Columns
 from potluck.data.tables.reading import ColumnReading
-from potluck.data.tables.source import TableSource, is_table
+from potluck.data.tables.source import Rows, TableSource, is_table
 from potluck.data.transforms import STEPS, augmented
 
 __all__ = [
@@ -69,14 +69,14 @@ def describe(
     return _source(name_or_path, task, image_size, columns).describe()
 
 
-def is_tabular(name_or_path: str | Path) -> bool:
-    """Whether a data set is a table, which can be read only by those who know what its columns are.
+def rows_in(name_or_path: str | Path) -> Rows | None:
+    """The rows of a table, or those for training and those for tests; None of a data set that is no table.
 
     Raises:
-        DataError: it is one, and its rows cannot be read.
+        DataError: they cannot be read.
     """
     source = _found(name_or_path)
-    return isinstance(source, TableSource | FunctionSource) and source.has_rows()
+    return source.rows() if isinstance(source, TableSource | FunctionSource) else None
 
 
 def common_reading(name_or_path: str | Path, task: Task | None, columns: Columns) -> ColumnReading | None:

@@ -18,7 +18,7 @@ from potluck.data.datasets._arrays import Arrays, check_names, flattened
 from potluck.data.datasets._torch import from_torch
 from potluck.data.tables.columns import Columns
 from potluck.data.tables.reading import ColumnReading
-from potluck.data.tables.source import ByText, dataset_of, reading_of
+from potluck.data.tables.source import ByText, Rows, dataset_of, reading_of
 
 _EXPECTED = (
     "a dict of the arrays x_train, y_train, x_test, y_test and perhaps classes, a Dataset, a pair of torch data sets,"
@@ -43,21 +43,16 @@ class FunctionSource:
 
     def load(self, augmentation: str) -> Dataset:
         """What the function returns; it is not augmented."""
-        return _loaded(self.name, *self._file(), self.task, ByText(self.columns))
+        return _loaded(self.name, *self._file(), self.task, ByText.of(self.columns))
 
     def reading(self) -> ColumnReading | None:
         """How tables are to be read, to be read as the function's; None if it returns none."""
-        found = _called(self.name, *self._file())
-        rows = _tables_in(found)
-        return (
-            None
-            if rows is None
-            else reading_of(rows, self.columns or Columns(), self.task or CLASSIFICATION, self.name)
-        )
+        rows, columns, task = self.rows(), self.columns or Columns(), self.task or CLASSIFICATION
+        return None if rows is None else reading_of(rows, columns, task, self.name)
 
-    def has_rows(self) -> bool:
-        """Whether it returns a table, or two."""
-        return _tables_in(_called(self.name, *self._file())) is not None
+    def rows(self) -> Rows | None:
+        """The table that it returns, or two; None if it returns something else."""
+        return _tables_in(_called(self.name, *self._file()))
 
     def _file(self) -> tuple[str, str]:
         """The path, and a digest of the content, or of the copy that stands in for it."""

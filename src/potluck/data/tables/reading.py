@@ -2,7 +2,7 @@
 
 import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias, cast
 
@@ -15,6 +15,7 @@ from potluck.core.ground.inputs import Inputs
 from potluck.core.ground.machine import check_fits
 from potluck.core.tasks.task import Task
 from potluck.data.tables.columns import MOST_DIFFERENT, Columns
+from potluck.data.tables.tokenizer import text_of, told_text, vocabulary_in
 from potluck.data.tables.tokens import tokens_of
 
 Table: TypeAlias = Any
@@ -36,12 +37,14 @@ class ColumnReading:
         names: the different names of the other columns, by the column's, in their order.
         text: the columns that are texts.
         classes: of the target, in the order of their numbers; none if it is no class.
+        tokenizer: the content of the tokenizer's file; None if a token is a byte.
     """
 
     numbers: Mapping[str, tuple[float, float]]
     names: Mapping[str, tuple[str, ...]]
     text: tuple[str, ...]
     classes: tuple[str, ...]
+    tokenizer: str | None = None
 
     @classmethod
     def found(cls, train: Table, columns: Columns, task: Task, where: str) -> "ColumnReading":
@@ -57,7 +60,8 @@ class ColumnReading:
         if not (numbers or names or columns.text):
             raise DataError(f"{where}: no column is left to predict from; name some in federation.columns.inputs")
         classes = _classes(train[cast(str, columns.target)], where) if task.has_classes else ()
-        return cls(numbers, names, tuple(name for name in inputs if name in columns.text), classes)
+        text = tuple(name for name in inputs if name in columns.text)
+        return cls(numbers, names, text, classes, None if columns.tokenizer is None else text_of(columns.tokenizer))
 
     @classmethod
     def told(cls, table: Mapping[str, Any], where: str) -> "ColumnReading":
@@ -65,7 +69,9 @@ class ColumnReading:
 
         Raises:
             DataError: it is no such table.
+            ConfigError: its tokenizer is no text, or too long.
         """
+        tokenizer = told_text(table)
         try:
             numbers = {str(name): (float(mean), float(std)) for name, (mean, std) in table["numbers"].items()}
             names = {str(name): tuple(map(str, found)) for name, found in table["names"].items()}
@@ -74,7 +80,7 @@ class ColumnReading:
                 raise ValueError("a number is not finite")
             if not (numbers or names or text) or any(len(found) > MOST_DIFFERENT for found in names.values()):
                 raise ValueError(f"no column, or more than {MOST_DIFFERENT} names in one")
-            return cls(numbers, names, text, tuple(map(str, table["classes"])))
+            return cls(numbers, names, text, tuple(map(str, table["classes"])), tokenizer)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise DataError(
                 f"{where}: federation.columns.known: expected the tables numbers and names and the lists text and"
@@ -88,6 +94,7 @@ class ColumnReading:
             "names": {name: list(found) for name, found in self.names.items()},
             "text": list(self.text),
             "classes": list(self.classes),
+            **({} if self.tokenizer is None else {"tokenizer": self.tokenizer}),
         }
 
     @property
@@ -109,8 +116,7 @@ class ColumnReading:
         features = torch.from_numpy(np.concatenate(blocks, 1, dtype=np.float32))
         if not self.text:
             return features
-        parts = [rows[name].astype("string").fillna("") for name in self.text]
-        tokens = tokens_of(("\n".join(row) for row in zip(*parts, strict=True)), columns.tokens)
+        tokens = tokens_of(texts_in(rows, self.text, where), columns.tokens, vocabulary_in(self.tokenizer))
         return {**tokens, **({"columns": features} if features.shape[1] else {})}
 
     def _numbers(self, rows: Table, columns: Columns, where: str) -> np.ndarray:
@@ -168,6 +174,17 @@ class ColumnReading:
                 f" {near}); call classes alike everywhere"
             )
         return torch.from_numpy(_positions(found, self.classes))
+
+
+def texts_in(rows: Table, names: Sequence[str], where: str) -> Iterator[str]:
+    """The text of each row: of several columns, each in a line.
+
+    Raises:
+        DataError: a column is not there.
+    """
+    _check_there(rows, names, where)
+    parts = [rows[name].astype("string").fillna("") for name in names]
+    return ("\n".join(row) for row in zip(*parts, strict=True))
 
 
 def _input_columns(train: Table, columns: Columns, where: str) -> list[str]:

@@ -1,6 +1,6 @@
 """A table as a data set: a CSV or Parquet file, or a folder with `train` and `test` of one."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
@@ -17,6 +17,7 @@ from potluck.core.tasks.task import Task
 from potluck.data.dataset import Dataset, Description
 from potluck.data.tables.columns import Columns
 from potluck.data.tables.reading import ColumnReading, Table
+from potluck.data.tables.tokenizer import text_of
 
 C = TypeVar("C", bound=Columns | None)
 Rows: TypeAlias = Table | tuple[Table, Table]
@@ -58,29 +59,33 @@ class TableSource:
             DataError: the file cannot be read, a column is missing or does not suit, or rows that belong together are
                 in both parts.
         """
-        return _loaded(self.path, _state(self.path), ByText(self.columns), self.task)
+        return _loaded(self.path, _state(self.path), ByText.of(self.columns), self.task)
 
-    def has_rows(self) -> bool:
-        """That it has; raises as `load` does if they cannot be read."""
-        _rows(self.path)
-        return True
+    def rows(self) -> Rows:
+        """As they are stored; raises as `load` does if they cannot be read."""
+        return _rows(self.path)
 
     def reading(self) -> ColumnReading:
         """How other tables are to be read, to be read alike."""
-        return _reading_at(self.path, _state(self.path), ByText(self.columns), self.task)
+        return _reading_at(self.path, _state(self.path), ByText.of(self.columns), self.task)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class ByText(Generic[C]):
-    """Columns, or None, as a key of a cache, by their text, since they may hold tables."""
+    """Columns, or None, as a key of a cache, by their text, since they may hold tables.
 
-    columns: C
+    Attributes:
+        text: of the columns, and the content of their tokenizer.
+    """
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, ByText) and repr(self.columns) == repr(other.columns)
+    columns: C = field(compare=False)
+    text: str
 
-    def __hash__(self) -> int:
-        return hash(repr(self.columns))
+    @classmethod
+    def of(cls, columns: C) -> "ByText[C]":
+        """The key of these columns."""
+        file = None if columns is None else columns.tokenizer
+        return cls(columns, f"{columns!r} {'' if file is None else text_of(file)}")
 
 
 def _state(path: Path) -> tuple[tuple[str, int, int], ...]:

@@ -301,7 +301,9 @@ def columns_of(experiment: Experiment, place: str | Path) -> Columns | None:
     if config.columns is None or config.columns.known is not None or str(place) == config.dataset:
         return config.columns
     reading = common_reading(config.dataset, experiment.task, config.columns)
-    return config.columns if reading is None else replace(config.columns, by=None, known=reading.table())
+    return (
+        config.columns if reading is None else replace(config.columns, by=None, tokenizer=None, known=reading.table())
+    )
 
 
 def _loaded(experiment: Experiment, place: str | Path, task: Task | None) -> Dataset:

@@ -37,7 +37,17 @@ from potluck.records import (
 )
 from potluck.seals import read_sealed
 
-_PACKAGES = ("potluck", "torch", "numpy", "scikit-learn", "datasets", "safetensors", "timm", "transformers")
+_PACKAGES = (
+    "potluck",
+    "torch",
+    "numpy",
+    "scikit-learn",
+    "datasets",
+    "safetensors",
+    "timm",
+    "tokenizers",
+    "transformers",
+)
 
 
 def new_folder(parent: Path, experiment: Experiment) -> Path:

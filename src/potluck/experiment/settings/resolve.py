@@ -5,7 +5,7 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
-from potluck.core.ground.discovery import named_file
+from potluck.core.ground.discovery import config_file, named_file
 from potluck.core.ground.errors import ConfigError
 from potluck.core.ground.fields import require
 from potluck.core.ground.inputs import InputShape, one_shape, shown
@@ -17,6 +17,9 @@ from potluck.core.tasks.own_metrics import with_metrics
 from potluck.core.tasks.task import Task
 from potluck.data.datasets import describe
 from potluck.data.partition import get_partition
+from potluck.data.tables.columns import Columns
+from potluck.data.tables.tokenizer import vocabulary_of
+from potluck.data.tables.tokens import BYTES
 from potluck.experiment.settings.schema import TABLES, Experiment, FederationConfig, ModelSpec, RunConfig
 from potluck.experiment.settings.strict import check_keys, typed
 from potluck.experiment.settings.tables import Tree
@@ -56,8 +59,10 @@ def resolve(tree: Tree, source: str = "configuration") -> Experiment:
         raise ConfigError(f"{source}: federation.partition.name: expected a name; all: potluck list partitions")
     partition = typed(get_partition(partition_name), partition_tree, "federation.partition", source)
     federation = _with_defaults(federation, method, task)
-    models = tuple(_model(model, source) for model in federation.models or ())
-    server_model = None if federation.server_model is None else _model(federation.server_model, source)
+    columns = federation.columns
+    models = tuple(of_vocabulary(_model(model, source), columns) for model in federation.models or ())
+    common = federation.server_model
+    server_model = None if common is None else of_vocabulary(_model(common, source), columns)
     preset = _table(tree, "preset", source)
     return Experiment(federation, partition, models, server_model, method_name, method, run, preset, task)
 
@@ -128,6 +133,25 @@ def _model(model: str | Tree, source: str) -> ModelSpec:
         raise ConfigError(f"{source}: federation.models: {name}: weights: found {weights!r}; expected a file's path")
     cut, train_only = _cut(said.get("cut", ()), name, source), _train_only(said.get("train_only"), name, source)
     return ModelSpec(name, options, cut, weights, train_only)
+
+
+def of_vocabulary(spec: ModelSpec, columns: Columns | None) -> ModelSpec:
+    """The model with the number of tokens and the token for padding, if it asks for them and its table has them not.
+
+    A model asks by arguments `vocab_size` and `pad_token_id`. Where a token is a byte, their defaults stand.
+
+    Raises:
+        ConfigError: the tokenizer cannot be read.
+    """
+    if columns is None or not columns.text:
+        return spec
+    found, parameters = vocabulary_of(columns), inspect.signature(get_model(spec.name)).parameters
+    facts = {"vocab_size": found.size, "pad_token_id": found.padding}
+    takes = facts if found is not BYTES and config_file(spec.name) else parameters  # transformers know these names
+    asked = [name for name in facts if name in takes]
+    if found is BYTES:
+        asked = [name for name in asked if parameters[name].default is inspect.Parameter.empty]
+    return dataclasses.replace(spec, options={**{name: facts[name] for name in asked}, **spec.options})
 
 
 OF_ANY_MODEL = ("cut", "weights", "train_only")

@@ -304,7 +304,7 @@ class Experiment:
 
     @property
     def files(self) -> tuple[str, ...]:
-        """The user's files, as they were typed: of method, models, partition, data and metrics."""
+        """The user's files, as they were typed: of method, models, partition, data and metrics, and a tokenizer."""
         federation = self.federation
         parts = (
             self.method_name,
@@ -317,7 +317,8 @@ class Experiment:
         )
         python = [str(found[0]) for name in parts if (found := named_file(name))]
         configs = [str(found) for spec in self.named_models if (found := config_file(spec.name))]
-        return tuple(dict.fromkeys([*python, *configs]))
+        tokenizer = federation.columns and federation.columns.tokenizer
+        return tuple(dict.fromkeys([*python, *configs, *([tokenizer] if tokenizer else [])]))
 
     def settings(self) -> Tree:
         """Every setting as nested tables; None for those not set."""

@@ -3,8 +3,9 @@
 A server's tables are a stranger's text. Names are those of installed parts, or of files that the node's owner has
 allowed; of the data only the owner says where they lie. Initial weights of a model are named by the digest of a file,
 which is the owner's own. Every other value, under whatever key, is a number or a word, in a model's `cut` and
-`train_only` the name of a module, and in `columns` a name with which those of a table are compared. Should a path get
-through all the same, `potluck.core.ground.access` and `potluck.flower.node.confined` keep it shut.
+`train_only` the name of a module, in `columns` a name with which those of a table are compared, and the content of a
+tokenizer, which is data. Should a path get through all the same, `potluck.core.ground.access` and
+`potluck.flower.node.confined` keep it shut.
 """
 
 import os
@@ -19,6 +20,7 @@ from potluck.core.ground.discovery import named_file
 from potluck.core.ground.errors import ConfigError
 from potluck.data.datasets import list_datasets
 from potluck.data.partition import list_partitions
+from potluck.data.tables.tokenizer import told_text
 from potluck.experiment.settings.resolve import OF_ANY_MODEL, own_options, resolve
 from potluck.experiment.settings.schema import Experiment, RunConfig, dealt
 from potluck.experiment.settings.strict import typed
@@ -67,7 +69,7 @@ def _federation(asked: Mapping[str, Any], config: NodeConfig, client: ClientId, 
     made["dataset"] = _dataset(asked.get("dataset"), config)
     made["public"] = _public(asked.get("public", "none"), made["dataset"])
     if "columns" in asked:
-        made["columns"] = _columns(asked["columns"])
+        made["columns"] = _columns_of(asked["columns"])
     if "partition" in asked:
         made["partition"] = _part(asked["partition"], "partition", list_partitions(), config)
     if "metrics" in asked:
@@ -193,6 +195,23 @@ def _dataset(name: Any, config: NodeConfig) -> str:
     if config.data is not None:
         return str(config.data)
     raise ConfigError(f"the server's federation.dataset, {_shown(name)}, is not installed here; {_JOIN_WITH_DATA}")
+
+
+def _columns_of(asked: Any) -> Any:
+    """What the server says of a table's columns, with the content of its tokenizer, which is data and never a path."""
+    if not isinstance(asked, dict):
+        return _columns(asked)
+    if "tokenizer" in asked:
+        raise ConfigError(
+            f"the server's federation.columns.tokenizer: found {_shown(asked['tokenizer'])}; expected the content of a"
+            " tokenizer in federation.columns.known, since an experiment names no files at a node"
+        )
+    known = asked.get("known")
+    if not isinstance(known, dict) or "tokenizer" not in known:
+        return _columns(asked)
+    rest = {key: value for key, value in known.items() if key != "tokenizer"}
+    made = _columns({**asked, "known": rest})
+    return {**made, "known": {**made["known"], "tokenizer": told_text(known)}}
 
 
 def _columns(asked: Any, where: str = "federation.columns") -> Any:

@@ -10,7 +10,7 @@ from potluck.core.ground.discovery import config_file, named_file
 from potluck.core.ground.errors import ConfigError, DataError
 from potluck.core.tasks.named import TASKS
 from potluck.data.dataset import Dataset
-from potluck.data.datasets import is_tabular, load
+from potluck.data.datasets import load, rows_in
 from potluck.engine.numerics.numerics import Numerics
 from potluck.experiment.federation.assemble import builder_of
 from potluck.experiment.settings.schema import ModelSpec
@@ -102,7 +102,7 @@ class NodeConfig:
             return
         if self.capacity is not None and not 0 < self.capacity <= 1:
             raise ConfigError(f"capacity {self.capacity}; expected a share above 0 and at most 1")
-        if is_tabular(self.data):
+        if rows_in(self.data) is not None:
             return  # what its columns are a server says, and so what a model of them has to read
         dataset = _of_any_task(self.data)
         if (own := self.own_model) is not None:

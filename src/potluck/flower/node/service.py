@@ -34,6 +34,7 @@ from potluck.experiment.federation.assemble import (
 )
 from potluck.experiment.federation.own_classes import classes_held, of_classes
 from potluck.experiment.federation.rehearsal import rehearse
+from potluck.experiment.settings.resolve import of_vocabulary
 from potluck.experiment.settings.schema import Experiment, ModelSpec
 from potluck.flower import JOB, REFUSAL, Envelope
 from potluck.flower.node.asked import asked
@@ -342,7 +343,8 @@ def _names(own: Dataset, who: str) -> tuple[str, ...] | None:
 
 def model_of(config: NodeConfig, experiment: Experiment, client: ClientId) -> ModelSpec:
     """The client's model: the owner's, or the one that the experiment assigns."""
-    return config.own_model or experiment.model_of(client)
+    own = config.own_model
+    return experiment.model_of(client) if own is None else of_vocabulary(own, experiment.federation.columns)
 
 
 def refusing_header(error: Exception) -> dict[str, str]:

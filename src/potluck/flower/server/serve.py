@@ -340,8 +340,9 @@ def _told(experiment: Experiment, base: Federation) -> dict[str, Any]:
     common = next(spec for spec in experiment.named_models if spec.architecture == base.server_architecture)
     tree["federation"]["server_model"] = _by_digest(common)
     if config.columns and (reading := common_reading(config.dataset, experiment.task, config.columns)):
-        of_one_owner = {key: value for key, value in tree["federation"]["columns"].items() if key != "by"}
-        tree["federation"]["columns"] = {**of_one_owner, "known": reading.table()}
+        here_alone = ("by", "tokenizer")  # whose rows these are, and a file, whose content is told
+        of_any = {key: value for key, value in tree["federation"]["columns"].items() if key not in here_alone}
+        tree["federation"]["columns"] = {**of_any, "known": reading.table()}
     return tree
 
 
