@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 
 from potluck.core.ground.errors import ConfigError
+from potluck.data.tables.tokenizer import MOST_BYTES, learned
 from potluck.experiment.federation.assemble import assemble
 from potluck.experiment.running.execute import execute, prepare
 from potluck.experiment.settings.resolve import resolve
@@ -41,6 +42,30 @@ class Beside(nn.Module):
 
     def forward(self, columns):
         return {"logits": self.out(self.hidden(columns).relu()), "probed": columns}
+
+
+class Tokens(nn.Module):
+    \"\"\"Reads as many tokens as there are.\"\"\"
+
+    def __init__(self, num_classes, vocab_size, pad_token_id):
+        super().__init__()
+        self.embed, self.out = nn.Embedding(vocab_size, 12, padding_idx=pad_token_id), nn.Linear(12, num_classes)
+        self.hidden = nn.Linear(12, 12)
+
+    def forward(self, input_ids, attention_mask):
+        mask = attention_mask.unsqueeze(-1)
+        return self.out(self.hidden((self.embed(input_ids) * mask).sum(1) / mask.sum(1)).relu())
+
+
+class Largest(nn.Module):
+    \"\"\"Takes the largest value over tokens.\"\"\"
+
+    def __init__(self, num_classes, vocab_size=2):
+        super().__init__()
+        self.embed, self.hidden, self.out = nn.Embedding(vocab_size, 8), nn.Linear(8, 8), nn.Linear(8, num_classes)
+
+    def forward(self, input_ids):
+        return self.out(self.hidden(self.embed(input_ids).amax(1)).relu())
 """
 
 
@@ -118,6 +143,21 @@ def test_sites_that_read_text_and_sites_that_read_columns_are_one_federation(sit
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("method", "kinds"), [("fml", ["Tokens", "Largest"]), ("fedavg", ["Tokens"])])
+def test_sites_read_texts_by_the_servers_tokenizer(sites, method, kinds):
+    pytest.importorskip("tokenizers", reason="the extra 'text' is not installed")
+    (sites / "tokenizer.json").write_text(learned(rows(80, 0)["note"], 270))
+    wanted = tree(sites, [f"{sites / 'nets.py'}:{kind}" for kind in kinds], method, inputs=["note"], text=["note"])
+    wanted["federation"]["columns"] |= {"tokens": 8, "tokenizer": str(sites / "tokenizer.json")}
+    wanted["method"]["training"] = {"lr": 0.03, "epochs": 4}
+    found = at_nodes(wanted, sites)
+    assert found == here(wanted, sites)
+    last = json.loads(found[0].splitlines()[-1])
+    assert last["replied"] == [0, 1, 2]
+    assert last["metrics"]["personal"]["accuracy"] > 0.8, last
+
+
+@pytest.mark.slow
 def test_a_site_whose_table_lacks_a_column_takes_no_part_and_is_told_why(sites):
     rows(50, 2).drop(columns="sex").to_csv(sites / "site1.csv", index=False)
     wanted, said = tree(sites, ["mlp2"]), []
@@ -148,6 +188,33 @@ def test_names_of_columns_may_be_any_text_and_open_nothing(sites):
     experiment = asked(told(sites, target="state", inputs=[strange], known=known), own(sites), 0, None)
     assert experiment.federation.dataset == str(sites / "site0.csv"), "the owner's, whatever the server's is"
     assert experiment.federation.columns.inputs == (strange,)
+
+
+def test_a_tokenizer_is_told_by_its_content_and_never_by_a_path(sites):
+    content = '{"text": "/etc/passwd\n\u0007"}'
+    known = {**KNOWN, "text": ["note"], "tokenizer": content}
+    found = asked(told(sites, target="state", inputs=["age"], known=known), own(sites), 0, None)
+    assert found.federation.columns.known["tokenizer"] == content
+    path = str(sites / "nets.py")
+    for columns in ({"tokenizer": path, "text": ["note"]}, {"tokenizer": path, "known": known}):
+        with pytest.raises(ConfigError, match=r"columns.tokenizer: found .*an experiment names no files at a node"):
+            asked(told(sites, target="state", **columns), own(sites), 0, None)
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (["a"], "found list; expected the text of"),
+        ("x" * (MOST_BYTES + 1), "found 2,097,153 characters"),
+        ("no tokenizer", "found no tokenizer"),
+    ],
+)
+def test_what_a_server_calls_a_tokenizer_is_read_or_refused_in_one_line(sites, content, expected):
+    pytest.importorskip("tokenizers", reason="the extra 'text' is not installed")
+    known = {**KNOWN, "text": ["note"], "tokenizer": content}
+    with pytest.raises(ConfigError, match=f"federation.columns.tokenizer: {expected}") as found:
+        asked(told(sites, target="state", text=["note"], known=known), own(sites), 0, None)
+    assert "\n" not in str(found.value)
 
 
 @pytest.mark.parametrize("name", ["two\nlines", "x" * 2_000, "bell \x07"])
