@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from potluck.core.ground.digest import digest
 from potluck.core.ground.errors import ConfigError
 from potluck.data.tables.tokenizer import MOST_BYTES, learned
 from potluck.experiment.federation.assemble import assemble
@@ -146,7 +147,8 @@ def test_sites_that_read_text_and_sites_that_read_columns_are_one_federation(sit
 @pytest.mark.parametrize(("method", "kinds"), [("fml", ["Tokens", "Largest"]), ("fedavg", ["Tokens"])])
 def test_sites_read_texts_by_the_servers_tokenizer(sites, method, kinds):
     pytest.importorskip("tokenizers", reason="the extra 'text' is not installed")
-    (sites / "tokenizer.json").write_text(learned(rows(80, 0)["note"], 270))
+    content = learned(rows(80, 0)["note"], 270)
+    (sites / "tokenizer.json").write_text(content)
     wanted = tree(sites, [f"{sites / 'nets.py'}:{kind}" for kind in kinds], method, inputs=["note"], text=["note"])
     wanted["federation"]["columns"] |= {"tokens": 8, "tokenizer": str(sites / "tokenizer.json")}
     wanted["method"]["training"] = {"lr": 0.03, "epochs": 4}
@@ -155,6 +157,8 @@ def test_sites_read_texts_by_the_servers_tokenizer(sites, method, kinds):
     last = json.loads(found[0].splitlines()[-1])
     assert last["replied"] == [0, 1, 2]
     assert last["metrics"]["personal"]["accuracy"] > 0.8, last
+    log = json.loads((sites / "node0" / "audit.jsonl").read_text().splitlines()[0])
+    assert log["settings"]["federation"]["columns"]["known"]["tokenizer"] == digest(content.encode()), "not megabytes"
 
 
 @pytest.mark.slow

@@ -67,6 +67,8 @@ class Dataset:
         task: the meaning of targets, and the metrics.
         owners: whose each example is, as a number of 0 or more: of the training part int64 (n,), and of the test part;
             None if nobody knows. A partition by owner divides by it.
+        groups: which training examples belong together, such as those of one patient, a number of 0 or more for each,
+            int64 (n,): none of a group is for training where others are for validation. None if each is by itself.
 
     Raises:
         DataError: the tensors do not fit together, a target does not suit the task, or an input is not finite.
@@ -82,6 +84,7 @@ class Dataset:
     classes: tuple[str, ...] | None = None
     task: Task = CLASSIFICATION
     owners: tuple[Tensor, Tensor] | None = None
+    groups: Tensor | None = None
 
     def __post_init__(self) -> None:
         _check_classes(self.name, self.num_classes, self.classes)
@@ -92,7 +95,10 @@ class Dataset:
             _check_part(f"{self.name}: {part} part", inputs, targets, self.num_classes, self.task)
         _check_alike(self.name, by_name(self.train_inputs), by_name(self.test_inputs))
         if self.owners is not None:
-            _check_owners(self.name, self.owners, (len(self.train_targets), len(self.test_targets)))
+            _check_numbers(f"{self.name}: training part: owners", self.owners[0], len(self.train_targets))
+            _check_numbers(f"{self.name}: test part: owners", self.owners[1], len(self.test_targets))
+        if self.groups is not None:
+            _check_numbers(f"{self.name}: training part: groups", self.groups, len(self.train_targets))
 
     @property
     def train(self) -> Examples:
@@ -117,8 +123,9 @@ class Dataset:
     @property
     def checksum(self) -> str:
         """Hex digest of names and tensors: equal if and only if the stored data are."""
-        train, test, owners = by_name(self.train_inputs), by_name(self.test_inputs), self.owners or ()
-        found = arrays_digest(*train.values(), self.train_targets, *test.values(), self.test_targets, *owners)
+        train, test = by_name(self.train_inputs), by_name(self.test_inputs)
+        beside = (*(self.owners or ()), *(() if self.groups is None else (self.groups,)))
+        found = arrays_digest(*train.values(), self.train_targets, *test.values(), self.test_targets, *beside)
         return digest(" ".join((found, *train)).encode()) if isinstance(self.train_inputs, Mapping) else found
 
 
@@ -200,14 +207,12 @@ def _check_alike(where: str, train: Mapping[str, Tensor], test: Mapping[str, Ten
             )
 
 
-def _check_owners(where: str, owners: tuple[Tensor, Tensor], counts: tuple[int, int]) -> None:
-    """Check that each example of both parts has an owner."""
-    for part, found, count in zip(("training", "test"), owners, counts, strict=True):
-        if found.dtype != torch.int64 or found.shape != (count,) or int(found.min()) < 0:
-            raise DataError(
-                f"{where}: {part} part: owners of shape {tuple(found.shape)}, {found.dtype}; expected {count} whole"
-                " numbers of 0 or more, int64"
-            )
+def _check_numbers(where: str, found: Tensor, count: int) -> None:
+    """Check that each example has a number, such as its owner's."""
+    if found.dtype != torch.int64 or found.shape != (count,) or int(found.min()) < 0:
+        raise DataError(
+            f"{where} of shape {tuple(found.shape)}, {found.dtype}; expected {count} whole numbers of 0 or more, int64"
+        )
 
 
 def _check_labels(where: str, targets: Tensor, count: int, num_classes: int) -> None:

@@ -155,6 +155,41 @@ def split_validation(indices: Tensor, targets: Tensor, fraction: float, key: Key
     return indices[~validation], indices[validation]
 
 
+def split(
+    indices: Tensor, targets: Tensor, fraction: float, key: Key, groups: Tensor | None, settled: dict[int, bool]
+) -> tuple[Tensor, Tensor]:
+    """Split one client's examples into training and validation, all of a group alike, as `split_validation` does.
+
+    With groups the share is one of groups, each of which counts for the class of its first example.
+
+    Args:
+        indices: the client's examples, int64 (n,).
+        targets: class of every example of the data set, int64.
+        fraction: share of the examples, or of their groups, that go to validation.
+        key: the key of the draw.
+        groups: number of the group of every example of the data set, int64; None if each is by itself.
+        settled: groups that earlier clients have examples of, and whether those are for validation; the client's own
+            are added.
+
+    Raises:
+        DataError: earlier clients' groups leave nothing to train on.
+    """
+    if groups is None or not fraction:
+        return split_validation(indices, targets, fraction, key)
+    own = groups[indices].numpy()
+    numbers, first = np.unique(own, return_index=True)
+    free = torch.from_numpy(first[[number not in settled for number in numbers.tolist()]])
+    chosen = set(groups[split_validation(indices[free], targets, fraction, key)[1]].tolist())
+    settled |= {number: number in chosen for number in own[free.numpy()].tolist()}
+    validation = torch.tensor([settled[number] for number in own.tolist()], dtype=torch.bool)
+    if len(own) and bool(validation.all()):
+        raise DataError(
+            f"all {len(numbers)} groups of a client have examples at others, where they are for validation, so that"
+            " nothing is left to train on; divide whole groups among clients: federation.partition='natural'"
+        )
+    return indices[~validation], indices[validation]
+
+
 def matching_test_parts(
     train_targets: Tensor, train_parts: list[Tensor], test_targets: Tensor, key: Key
 ) -> list[Tensor]:

@@ -9,6 +9,8 @@ from potluck.core.ground.errors import ConfigError, DataError, PotluckWarning
 from potluck.core.tasks.named import task_named
 from potluck.data.datasets import common_reading, describe, load
 from potluck.data.tables.columns import MOST_DIFFERENT, Columns
+from potluck.experiment.federation.assemble import assemble
+from potluck.experiment.settings.resolve import resolve
 
 ROWS = pd.DataFrame(
     {
@@ -93,6 +95,19 @@ def test_rows_of_a_group_are_all_in_one_part(table):
     train, test = (set(part[:, 0].tolist()) for part in (found.train_inputs, found.test_inputs))
     assert not train & test
     assert len(train) + len(test) == 120
+
+
+def test_no_rows_of_a_group_are_for_training_where_others_are_for_validation(table):
+    rows = pd.concat([ROWS.assign(patient=ROWS.patient + 6 * k, age=ROWS.patient + 6.0 * k) for k in range(20)])
+    columns = {"target": "outcome", "inputs": ["age"], "group": "patient"}
+    for partition in ({"name": "iid"}, {"name": "natural"}):
+        federation = {"dataset": str(table(rows)), "clients": 2, "models": ["mlp2"], "validation_fraction": 0.3}
+        federation |= {"partition": partition, "columns": {**columns, "by": "site"}}
+        made = assemble(resolve({"federation": federation, "method": {"name": "local"}})).federation
+        parts = ([getattr(site, name) for site in made.sites.values()] for name in ("train", "validation"))
+        train, validation = ({float(age) for of in part for age in of.inputs[of.rows]} for part in parts)
+        assert len(validation) > 20
+        assert not train & validation, partition
 
 
 def test_a_group_that_is_in_train_and_in_test_is_refused(table):

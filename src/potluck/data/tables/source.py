@@ -132,6 +132,7 @@ def dataset_of(rows: Rows, columns: Columns, task: Task, name: str, where: str) 
         classes=reading.classes or None,
         task=task,
         owners=None if columns.by is None else _owners(parts, columns.by),
+        groups=None if columns.group is None else torch.from_numpy(_numbers(parts.train, columns.group)),
     )
 
 

@@ -25,7 +25,7 @@ from potluck.core.requests.examples import Examples
 from potluck.core.tasks.task import Task
 from potluck.data.dataset import Dataset, Description, arrays_digest
 from potluck.data.datasets import common_reading, describe, load
-from potluck.data.federate import MatchedClasses, fingerprint, matching_test_parts, split_validation
+from potluck.data.federate import MatchedClasses, fingerprint, matching_test_parts, split
 from potluck.data.tables.columns import Columns
 from potluck.experiment.federation.needs import check_needs, needs_of
 from potluck.experiment.federation.own_classes import (
@@ -233,9 +233,9 @@ def _dealt(experiment: Experiment, dataset: Dataset, private: Tensor) -> _Dealt:
     parts = [private[part] for part in dealt]
     tests = matching_test_parts(divided, parts, matching, key.fold("test"))
     found: list[Parts] = []
+    fraction, settled = config.validation_fraction, dict[int, bool]()
     for client, (part, test) in enumerate(zip(parts, tests, strict=True)):
-        fraction, draw = config.validation_fraction, key.fold("validation", client)
-        train, validation = split_validation(part, train_labels, fraction, draw)
+        train, validation = split(part, train_labels, fraction, key.fold("validation", client), dataset.groups, settled)
         found.append((dataset.train.take(train), dataset.train.take(validation), dataset.test.take(test)))
     return _Dealt(found, fingerprint(parts))
 
@@ -344,8 +344,8 @@ def own_parts(experiment: Experiment, client: ClientId, dataset: Dataset) -> Par
         )
     draw = fold_in(experiment.run.seed, "federation", "validation", client)
     rows = torch.arange(len(dataset.train_targets))
-    fraction = experiment.federation.validation_fraction
-    train, validation = split_validation(rows, dataset.task.labels(dataset.train_targets), fraction, draw)
+    fraction, labels = experiment.federation.validation_fraction, dataset.task.labels(dataset.train_targets)
+    train, validation = split(rows, labels, fraction, draw, dataset.groups, {})
     return dataset.train.take(train), dataset.train.take(validation), dataset.test
 
 

@@ -188,7 +188,7 @@ class NodeService:
             settings = found.settings()
             name = digest(json.dumps(settings, sort_keys=True).encode())
             facts |= {"method": found.method_name, "experiment": name}
-            facts |= {} if name == self._logged else {"settings": settings}
+            facts |= {} if name == self._logged else {"settings": _without_content(settings)}
             self._logged = name
         left = {"header": _size(said, b""), **_entries(payload)}
         return {**facts, "left": left, "bytes": _size(said, payload), "digest": digest(payload)}
@@ -206,6 +206,16 @@ class NodeInRun:
     node: Node
     introduction: Introduction
     experiment: Experiment
+
+
+def _without_content(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings with the digest of a tokenizer in place of its content, which may be megabytes."""
+    federation = settings["federation"]
+    known = (federation["columns"] or {}).get("known") or {}
+    if "tokenizer" not in known:
+        return dict(settings)
+    told = {**known, "tokenizer": digest(known["tokenizer"].encode())}
+    return {**settings, "federation": {**federation, "columns": {**federation["columns"], "known": told}}}
 
 
 def _size(said: Mapping[str, Any], payload: bytes) -> int:
