@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from torch import nn
@@ -272,6 +273,40 @@ def test_run__a_data_set_in_memory_may_have_the_name_of_a_known_one():
     )
     assert result.dataset == "own digits"
     assert len(result.clients) == 2
+
+
+def test_run__takes_tables_of_this_program_as_a_function_of_a_file_gives_them(here):
+    draws = np.random.default_rng(0)
+    rows = pd.DataFrame({"age": draws.normal(50, 10, 80), 7: draws.choice(["f", "m"], 80), "note": "ab"})
+    rows["ill"] = np.where(rows["age"] > 50, "yes", "no")
+    rows.to_pickle(here / "rows.pickle")
+    (here / "own.py").write_text(
+        "import pandas as pd\n"
+        "def one():\n    return pd.read_pickle('rows.pickle')\n"
+        "def two():\n    return one(), one().iloc[:9]\n"
+    )
+    keys = {"columns": {"target": "ill", "inputs": ["age", "7"]}, "clients": 2, "rounds": 1, "models": "mlp2"}
+    keys["settings"] = {"run.workers": 1, "federation.columns.test": 0.3}
+    for dataset, name in ((rows, "one"), ((rows, rows.iloc[:9]), "two")):
+        found, same = (potluck.run("local", dataset=of, **keys) for of in (dataset, f"own.py:{name}"))
+        assert found.scores == same.scores
+        assert found.dataset == "table"
+        assert [found.model(n)(torch.zeros(1, 3)).tolist() for n in (0, 1)] == [
+            same.model(n)(torch.zeros(1, 3)).tolist() for n in (0, 1)
+        ]
+    assert list(rows.columns) == ["age", 7, "note", "ill"], "the caller's stays as it is"
+    with pytest.raises(ConfigError, match=r"to: .* cannot name table of this program; .* an .npz or .csv file"):
+        potluck.run("local", dataset=rows, to="runs", **keys)
+    with pytest.raises(DataError, match=r"which column is to be predicted\? Name it in federation.columns.target"):
+        potluck.run("local", dataset=rows, models="mlp2")
+
+
+def test_run__reads_a_table_again_that_has_changed():
+    rows = pd.DataFrame({"age": np.arange(40.0), "ill": np.arange(40) % 2})
+    keys = {"columns": {"target": "ill"}, "clients": 2, "rounds": 1, "models": "mlp2", "settings": {"run.workers": 1}}
+    before = potluck.run("local", dataset=rows, **keys).scores
+    rows["age"] = rows["ill"] * 1.0
+    assert potluck.run("local", dataset=rows, **keys).scores != before
 
 
 def test_run__takes_a_federation_that_was_built_in_python():

@@ -56,6 +56,17 @@ def test_a_run_goes_on_with_the_tokenizer_that_it_began_with(run, tmp_path):
     assert resumed.digest == whole.digest
 
 
+def test_a_tokenizer_that_a_toml_file_names_may_lie_beside_it(run, tmp_path, monkeypatch):
+    whole = run(1)
+    (tmp_path / "elsewhere").mkdir()
+    config = (whole.folder / "config.toml").read_text()
+    assert 'tokenizer = "tokenizer.json"' in config
+    (tmp_path / "same.toml").write_text(config)
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    found = potluck.run("../same.toml", progress=False)
+    assert {score.architecture for score in found.scores} == {"../nets.py:Bag(vocab_size=270)"}
+
+
 def test_a_branch_with_another_tokenizer_is_refused(run, tmp_path):
     stopped = run(1)
     (tmp_path / "tokenizer.json").write_text(learned(["something else"], 270))

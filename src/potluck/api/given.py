@@ -16,7 +16,8 @@ from potluck.core.ground.errors import ConfigError, nearest
 from potluck.core.method import Method
 from potluck.core.nets.builders import called_by_name, lacking_values, lacks
 from potluck.data.dataset import Dataset, Source
-from potluck.data.datasets import ArraySource, HeldSource, list_datasets
+from potluck.data.datasets import ArraySource, Frames, FrameSource, HeldSource, list_datasets
+from potluck.data.tables.source import tables_in
 from potluck.experiment.settings.strict import keys_called
 from potluck.methods import get_method, list_methods
 from potluck.models import list_models
@@ -25,6 +26,7 @@ _METHODS, _MODELS, _DATASETS = "potluck.methods", "potluck.models", "potluck.dat
 
 KEYWORDS: Mapping[str, str] = {
     "dataset": "federation.dataset",
+    "columns": "federation.columns",
     "clients": "federation.clients",
     "models": "federation.models",
     "partition": "federation.partition",
@@ -189,10 +191,12 @@ def _dataset(found: Any, objects: dict[str, dict[str, Any]]) -> str:
         name, source = found.name, cast(Source, HeldSource(found))
     elif isinstance(found, Mapping):
         name, source = "arrays", ArraySource(found, "dataset")
+    elif (rows := tables_in(found)) is not None:
+        name, source = "table", FrameSource(Frames(rows), "dataset")
     else:
         raise ConfigError(
             f"dataset: found {type(found).__name__}; expected a name, a path, a Dataset, such as of"
-            " potluck.data.datasets.from_torch, or arrays by name: x_train, y_train, x_test, y_test"
+            " potluck.data.datasets.from_torch, arrays by name: x_train, y_train, x_test, y_test, or a DataFrame or two"
         )
     name = name if name not in list_datasets() else f"own {name}"
     objects[_DATASETS] = {name: source}

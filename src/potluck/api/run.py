@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
@@ -31,6 +31,9 @@ from potluck.experiment.settings.tables import override
 from potluck.experiment.watching.observers import Observer
 from potluck.records import ClientRecord, RoundRecord
 
+if TYPE_CHECKING:
+    import pandas as pd
+
 Model = str | Mapping[str, Any] | Callable[..., nn.Module]
 """A model's name, a table of its name and options, or a class or function that builds a network."""
 
@@ -42,7 +45,8 @@ Watching = Observer | Callable[[RoundRecord], object]
 def run(
     method: str | Path | Method[Any] | type[Method[Any]] | None = None,
     *,
-    dataset: str | Path | Dataset | Mapping[str, Any] | None = None,
+    dataset: "str | Path | Dataset | Mapping[str, Any] | pd.DataFrame | Sequence[pd.DataFrame] | None" = None,
+    columns: Mapping[str, Any] | None = None,
     clients: int | None = None,
     models: Model | Sequence[Model] | None = None,
     partition: str | Mapping[str, Any] | None = None,
@@ -65,7 +69,9 @@ def run(
         method: a method's name or Python file, a `Method` with its hyper-parameters, or a TOML file of an experiment.
             None for the demonstration.
         dataset: a name or a path, as `federation.dataset`; a `Dataset`, such as of
-            `potluck.data.datasets.from_torch`; or arrays by name: x_train, y_train, x_test, y_test.
+            `potluck.data.datasets.from_torch`; arrays by name: x_train, y_train, x_test, y_test; or a DataFrame, or
+            two, for training and for tests.
+        columns: what the columns of a table are: the keys of `federation.columns`.
         clients: the number of clients.
         models: dealt to the clients, in turn by default: names, tables with a name and options, or classes and
             functions that build a network. They are called with those of `num_classes`, `input_shape` and `scale` that
@@ -90,6 +96,7 @@ def run(
     """
     keywords = {
         "dataset": dataset,
+        "columns": columns,
         "clients": clients,
         "models": models,
         "partition": partition,
@@ -231,7 +238,8 @@ def _check_writable(wanted: Given) -> None:
     if wanted.unwritable:
         raise ConfigError(
             f"to: a run's folder holds a config.toml, which cannot name {', '.join(wanted.unwritable)} of this program;"
-            " put methods and models into a Python file and data into an .npz file, and name those ('nets.py:small'),"
+            " put methods and models into a Python file and data into an .npz or .csv file, and name those"
+            " ('nets.py:small'),"
             " or run without a folder"
         )
 

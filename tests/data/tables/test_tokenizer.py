@@ -154,6 +154,11 @@ def test_a_text_that_a_tokenizer_cannot_read_is_one_line(read):
         read(["the", "fever"], json.dumps({**json.loads(nothing), "model": words, "post_processor": None}), 4)
 
 
+def test_what_is_not_protected_a_tokenizer_shows_the_words_it_was_made_of():
+    content = learned(["Mrs Featherstonehaugh coughs"] * 20 + TEXTS, 300)
+    assert "Featherstonehaugh" in content
+
+
 def test_without_the_library_it_is_said_how_to_install_it(file, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"tokenizers is not installed: pip install 'potluck\[text\]'"):

@@ -20,7 +20,7 @@ from potluck.core.tasks.task import Task
 from potluck.data.dataset import Dataset, Description, Source
 from potluck.data.datasets._folder import FolderSource
 from potluck.data.datasets._function import FunctionSource
-from potluck.data.datasets._held import ArraySource, HeldSource
+from potluck.data.datasets._held import ArraySource, Frames, FrameSource, HeldSource
 from potluck.data.datasets._npz import NpzSource
 from potluck.data.datasets._sized import SizedSource, check_images
 from potluck.data.datasets._torch import from_torch
@@ -31,6 +31,8 @@ from potluck.data.transforms import STEPS, augmented
 
 __all__ = [
     "ArraySource",
+    "FrameSource",
+    "Frames",
     "HeldSource",
     "check_augmentation",
     "describe",
@@ -40,6 +42,7 @@ __all__ = [
 ]
 
 _GROUP = "potluck.datasets"
+_Tables = TableSource | FunctionSource | FrameSource
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # Path reduces two slashes to one; a single letter would be a drive
 
 
@@ -76,14 +79,14 @@ def rows_in(name_or_path: str | Path) -> Rows | None:
         DataError: they cannot be read.
     """
     source = _found(name_or_path)
-    return source.rows() if isinstance(source, TableSource | FunctionSource) else None
+    return source.rows() if isinstance(source, _Tables) else None
 
 
 def common_reading(name_or_path: str | Path, task: Task | None, columns: Columns) -> ColumnReading | None:
     """How tables are to be read to be read as this data set; None if it is no table. Arguments as for `load`."""
     source = _source(name_or_path, task, None, columns)
     source = source.source if isinstance(source, _Meant) else source
-    return source.reading() if isinstance(source, TableSource | FunctionSource) else None
+    return source.reading() if isinstance(source, _Tables) else None
 
 
 def load(
@@ -170,7 +173,7 @@ class _Meant:
 def _source(name_or_path: str | Path, task: Task | None, image_size: int | None, columns: Columns | None) -> Source:
     """The source of a data set, for a task and a size of images if one is named."""
     source = _found(name_or_path)
-    if isinstance(source, TableSource | FunctionSource):
+    if isinstance(source, _Tables):
         source = source if columns is None else replace(source, columns=columns)
     elif columns is not None:
         raise ConfigError(f"federation.columns: {name_or_path} is no table; leave it out")
@@ -180,7 +183,7 @@ def _source(name_or_path: str | Path, task: Task | None, image_size: int | None,
 
 
 def _of_task(source: Source, task: Task) -> Source:
-    if isinstance(source, NpzSource | ArraySource | TableSource):
+    if isinstance(source, NpzSource | ArraySource | TableSource | FrameSource):
         return replace(source, task=task)
     return _Meant(replace(source, task=task) if isinstance(source, FunctionSource) else source, task)
 

@@ -18,7 +18,7 @@ from potluck.data.datasets._arrays import Arrays, check_names, flattened
 from potluck.data.datasets._torch import from_torch
 from potluck.data.tables.columns import Columns
 from potluck.data.tables.reading import ColumnReading
-from potluck.data.tables.source import ByText, Rows, dataset_of, reading_of
+from potluck.data.tables.source import ByText, Rows, dataset_of, reading_of, tables_in
 
 _EXPECTED = (
     "a dict of the arrays x_train, y_train, x_test, y_test and perhaps classes, a Dataset, a pair of torch data sets,"
@@ -52,7 +52,7 @@ class FunctionSource:
 
     def rows(self) -> Rows | None:
         """The table that it returns, or two; None if it returns something else."""
-        return _tables_in(_called(self.name, *self._file()))
+        return tables_in(_called(self.name, *self._file()))
 
     def _file(self) -> tuple[str, str]:
         """The path, and a digest of the content, or of the copy that stands in for it."""
@@ -77,7 +77,7 @@ def _called(name: str, path: str, content: str) -> Any:
 @lru_cache(maxsize=1)  # a run describes its data more than once before it loads them
 def _loaded(name: str, path: str, content: str, task: Task | None, key: ByText[Columns | None]) -> Dataset:
     found, meant = _called(name, path, content), task or CLASSIFICATION
-    rows = _tables_in(found)
+    rows = tables_in(found)
     if rows is not None:
         return dataset_of(rows, key.columns or Columns(), meant, name, name)
     _called.cache_clear()  # arrays are not held twice
@@ -90,16 +90,6 @@ def _loaded(name: str, path: str, content: str, task: Task | None, key: ByText[C
     if isinstance(found, Sequence) and len(found) == 2:
         return from_torch(found[0], found[1], name=name)
     raise DataError(f"{name}: expected {_EXPECTED}; found {type(found).__name__}")
-
-
-def _tables_in(found: Any) -> Any:
-    """The table that was returned, or the pair of them; None if something else was."""
-    import pandas as pd
-
-    if isinstance(found, pd.DataFrame):
-        return found
-    is_pair = isinstance(found, tuple | list) and len(found) == 2
-    return tuple(found) if is_pair and all(isinstance(one, pd.DataFrame) for one in found) else None
 
 
 def _arrays(found: Mapping[str, Any], name: str) -> dict[str, np.ndarray]:

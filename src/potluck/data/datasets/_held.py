@@ -1,7 +1,8 @@
-"""Your own data from Python: a data set that is in memory already, or its arrays."""
+"""Your own data from Python: a data set that is in memory already, its arrays, or tables."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,9 @@ from potluck.core.tasks.task import Task
 from potluck.data.dataset import Dataset, Description
 from potluck.data.datasets._arrays import Arrays, check_names, flattened
 from potluck.data.datasets._images import CHANNELS
+from potluck.data.tables.columns import Columns
+from potluck.data.tables.reading import ColumnReading
+from potluck.data.tables.source import ByText, Rows, dataset_of, reading_of
 from potluck.data.transforms import without_augmentation
 
 
@@ -62,6 +66,48 @@ class ArraySource:
         check_names(found, self.name)
         arrays = {name: _array(array, f"{self.name}: {name}") for name, array in found.items()}
         return Arrays(self.name, self.name, self.task).dataset(arrays)
+
+
+@dataclass(frozen=True, eq=False)
+class Frames:
+    """A DataFrame, or one for training and one for tests, by its identity."""
+
+    rows: Rows
+
+
+@dataclass(frozen=True)
+class FrameSource:
+    """A table in memory; see `potluck.data.tables.source.TableSource` for how its rows are divided and read."""
+
+    frames: Frames
+    name: str
+    columns: Columns | None = None
+    task: Task | None = None
+
+    def describe(self) -> Description:
+        """Reads everything, which is in memory."""
+        return self.load("none").description
+
+    def load(self, augmentation: str) -> Dataset:
+        """All rows; they are not augmented.
+
+        Raises:
+            DataError: a column is missing or does not suit.
+        """
+        return _read(self.frames, self.name, ByText.of(self.columns or Columns()), self.task or CLASSIFICATION)
+
+    def rows(self) -> Rows:
+        """As they are given."""
+        return self.frames.rows
+
+    def reading(self) -> ColumnReading:
+        """How other tables are to be read, to be read alike."""
+        return reading_of(self.rows(), self.columns or Columns(), self.task or CLASSIFICATION, self.name)
+
+
+@lru_cache(maxsize=1)  # a run describes its data more than once before it loads them
+def _read(frames: Frames, name: str, key: ByText[Columns], task: Task) -> Dataset:
+    return dataset_of(frames.rows, key.columns, task, name, name)
 
 
 def _array(found: Any, where: str) -> np.ndarray:

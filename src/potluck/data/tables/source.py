@@ -136,6 +136,16 @@ def dataset_of(rows: Rows, columns: Columns, task: Task, name: str, where: str) 
     )
 
 
+def tables_in(found: Any) -> Rows | None:
+    """The DataFrame that something is, or the pair of them; None if it is something else."""
+    import pandas as pd
+
+    if isinstance(found, pd.DataFrame):
+        return found
+    is_pair = isinstance(found, tuple | list) and len(found) == 2
+    return tuple(found) if is_pair and all(isinstance(one, pd.DataFrame) for one in found) else None
+
+
 def reading_of(rows: Rows, columns: Columns, task: Task, where: str) -> ColumnReading:
     """How other tables are to be read, to be read as these rows are; arguments as of `dataset_of`."""
     return _reading(_parts(rows, columns, where).train, columns, task, where)
@@ -159,12 +169,12 @@ def _rows(path: Path) -> Rows:
 def _parts(rows: Rows, columns: Columns, where: str) -> _Parts:
     """The rows for training and those for tests."""
     if isinstance(rows, tuple):
-        parts = _Parts(*rows)
+        parts = _Parts(*(_named(part, where) for part in rows))
         for part in parts:
             _check_named(part, columns, where)
         _check_apart(parts, columns.group, where)
     else:
-        parts = _divided(rows, columns, where)
+        parts = _divided(_named(rows, where), columns, where)
     if any(len(part) == 0 for part in parts):
         raise DataError(f"{where}: no rows for {'training' if not len(parts.train) else 'tests'}; give at least one")
     return parts
@@ -179,15 +189,19 @@ def _read(file: Path) -> Table:
 
     check_fits(_TIMES_LARGER * file.stat().st_size, f"{file}: its rows", "use fewer of them", DataError)
     try:
-        found = pd.read_parquet(file) if file.suffix.lower() == ".parquet" else pd.read_csv(file)
+        return pd.read_parquet(file) if file.suffix.lower() == ".parquet" else pd.read_csv(file)
     except MemoryError:
         raise
     except Exception as error:  # any error that damage causes in pandas, pyarrow and codecs
         raise DataError(f"{file}: cannot be read as a table: {explained(error)}") from error
-    found.columns = [str(name) for name in found.columns]
-    if twice := [name for name in found.columns if list(found.columns).count(name) > 1]:
-        raise DataError(f"{file}: two columns are called {twice[0]!r}; give each its own name")
-    return found
+
+
+def _named(rows: Table, where: str) -> Table:
+    """The rows with names of columns that are text, each of one column."""
+    names = [str(name) for name in rows.columns]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise DataError(f"{where}: two columns are called {twice[0]!r}; give each its own name")
+    return rows.set_axis(names, axis=1)
 
 
 def _check_named(rows: Table, columns: Columns, where: str) -> None:

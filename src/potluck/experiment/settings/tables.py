@@ -48,6 +48,9 @@ def read_experiment(path: Path) -> Tree:
     if isinstance(federation, dict):
         for key in _PLACES & federation.keys():
             federation[key] = _from_folder(federation[key], folder)
+        columns = federation.get("columns")
+        if isinstance(columns, dict) and "tokenizer" in columns:
+            columns["tokenizer"] = _from_folder(columns["tokenizer"], folder)
     if isinstance(method, dict) and "name" in method:
         method["name"] = _from_folder(method["name"], folder)
     return tree
