@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from potluck.core.ground.errors import DataError
 from potluck.core.ground.rng import fold_in
-from potluck.data.federate import fingerprint, label_counts, matching_test_parts, split, split_validation
+from potluck.data.federate import fingerprint, label_counts, matching_test_parts, split_validation, with_validation
 from potluck.data.partition import get_partition
 
 KEY = fold_in(0, "test")
@@ -52,7 +52,9 @@ def test_no_group_is_for_training_and_for_validation(seed: int, clients: int, fr
     rng = fold_in(seed).generator()
     targets, groups = torch.randint(3, (90,), generator=rng), torch.randint(30, (90,), generator=rng)
     parts, settled = torch.arange(90).chunk(clients), dict[int, bool]()
-    found = [split(part, targets, fraction, fold_in(seed, n), groups, settled) for n, part in enumerate(parts)]
+    found = [
+        with_validation(part, targets, fraction, fold_in(seed, n), groups, settled) for n, part in enumerate(parts)
+    ]
     for part, (train, validation) in zip(parts, found, strict=True):
         assert torch.equal(torch.cat([train, validation]).sort().values, part)
         assert len(train) >= 1
@@ -65,14 +67,14 @@ def test_no_group_is_for_training_and_for_validation(seed: int, clients: int, fr
 
 def test_without_groups_rows_are_drawn_as_they_were() -> None:
     targets, rows = torch.arange(50) % 3, torch.arange(50)
-    before, now = split_validation(rows, targets, 0.2, KEY), split(rows, targets, 0.2, KEY, None, {})
+    before, now = split_validation(rows, targets, 0.2, KEY), with_validation(rows, targets, 0.2, KEY, None, {})
     assert all(map(torch.equal, before, now))
 
 
 def test_a_client_that_others_leave_nothing_is_told() -> None:
     targets, groups = torch.zeros(4, dtype=torch.int64), torch.tensor([0, 0, 1, 1])
     with pytest.raises(DataError, match="all 1 groups of a client have examples at others, where they are"):
-        split(torch.tensor([0, 1]), targets, 0.5, KEY, groups, {0: True})
+        with_validation(torch.tensor([0, 1]), targets, 0.5, KEY, groups, {0: True})
 
 
 @pytest.mark.parametrize("fraction", [-0.1, 1.0, float("nan")])

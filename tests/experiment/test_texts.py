@@ -1,5 +1,8 @@
 """Runs on texts: a run keeps the tokenizer that it began with."""
 
+import sys
+from types import ModuleType
+
 import pandas as pd
 import pytest
 
@@ -33,11 +36,11 @@ def run(tmp_path, monkeypatch):
     pd.DataFrame({"note": NOTES, "y": [1, 0, 1, 0] * 10}).to_csv("notes.csv", index=False)
     columns = {"target": "y", "text": ["note"], "tokens": 4, "tokenizer": "tokenizer.json"}
 
-    def run(rounds):
+    def run(rounds, models="nets.py:Bag"):
         return potluck.run(
             "fedavg",
             dataset="notes.csv",
-            models="nets.py:Bag",
+            models=models,
             clients=2,
             rounds=rounds,
             settings={"federation.columns": columns, "run.executor": "sequential"},
@@ -65,6 +68,17 @@ def test_a_tokenizer_that_a_toml_file_names_may_lie_beside_it(run, tmp_path, mon
     monkeypatch.chdir(tmp_path / "elsewhere")
     found = potluck.run("../same.toml", progress=False)
     assert {score.architecture for score in found.scores} == {"../nets.py:Bag(vocab_size=270)"}
+
+
+def test_a_run_keeps_no_code_that_lies_beside_a_tokenizer(run, tmp_path, monkeypatch):
+    (tmp_path / "helper.py").write_text("")
+    (tmp_path / "nets").mkdir()
+    (tmp_path / "nets.py").rename(tmp_path / "nets" / "nets.py")
+    helper = ModuleType("helper")
+    helper.__file__ = str(tmp_path / "helper.py")
+    monkeypatch.setitem(sys.modules, "helper", helper)
+    made = run(1, models="nets/nets.py:Bag")
+    assert sorted(path.name for path in (made.folder / "code").iterdir()) == ["nets.py", "tokenizer.json"]
 
 
 def test_a_branch_with_another_tokenizer_is_refused(run, tmp_path):

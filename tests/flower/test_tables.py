@@ -8,7 +8,7 @@ import pytest
 
 from potluck.core.ground.digest import digest
 from potluck.core.ground.errors import ConfigError
-from potluck.data.tables.tokenizer import MOST_BYTES, learned
+from potluck.data.tables.tokenizer import LARGEST_TOKENIZER, learned
 from potluck.experiment.federation.assemble import assemble
 from potluck.experiment.running.execute import execute, prepare
 from potluck.experiment.settings.resolve import resolve
@@ -209,7 +209,7 @@ def test_a_tokenizer_is_told_by_its_content_and_never_by_a_path(sites):
     ("content", "expected"),
     [
         (["a"], "found list; expected the text of"),
-        ("x" * (MOST_BYTES + 1), "found 2,097,153 characters"),
+        ("x" * (LARGEST_TOKENIZER + 1), "found 2,097,153 characters"),
         ("no tokenizer", "found no tokenizer"),
     ],
 )

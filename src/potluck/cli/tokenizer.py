@@ -9,7 +9,7 @@ import typer
 from potluck.core.ground.errors import ConfigError, StorageError
 from potluck.data.datasets import rows_in
 from potluck.data.tables.reading import texts_in
-from potluck.data.tables.tokenizer import MOST_BYTES, learned, vocabulary_in
+from potluck.data.tables.tokenizer import LARGEST_TOKENIZER, learned, vocabulary_in
 
 _LONGEST = 100_000  # tokens of a text that are counted
 
@@ -35,8 +35,10 @@ def write_tokenizer(table: str, columns: Sequence[str], size: int, to: Path) -> 
     if not texts:
         raise ConfigError(f"{table}: {', '.join(columns)}: found no text; expected at least one row with some")
     content = learned(texts, size)
-    if (long := len(content.encode())) > MOST_BYTES:
-        raise ConfigError(f"--size {size}: found a file of {long:,} bytes; expected at most {MOST_BYTES:,}: have fewer")
+    if (long := len(content.encode())) > LARGEST_TOKENIZER:
+        raise ConfigError(
+            f"--size {size}: found a file of {long:,} bytes; expected at most {LARGEST_TOKENIZER:,}: have fewer"
+        )
     try:
         to.write_text(content, encoding="utf-8")
     except OSError as error:

@@ -155,7 +155,7 @@ def split_validation(indices: Tensor, targets: Tensor, fraction: float, key: Key
     return indices[~validation], indices[validation]
 
 
-def split(
+def with_validation(
     indices: Tensor, targets: Tensor, fraction: float, key: Key, groups: Tensor | None, settled: dict[int, bool]
 ) -> tuple[Tensor, Tensor]:
     """Split one client's examples into training and validation, all of a group alike, as `split_validation` does.

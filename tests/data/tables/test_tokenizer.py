@@ -9,7 +9,7 @@ from potluck.core.ground.access import only
 from potluck.core.ground.errors import ConfigError
 from potluck.data.datasets import common_reading, load
 from potluck.data.tables.columns import Columns
-from potluck.data.tables.tokenizer import MOST_BYTES, learned, vocabulary_in, vocabulary_of
+from potluck.data.tables.tokenizer import LARGEST_TOKENIZER, learned, vocabulary_in, vocabulary_of
 from potluck.data.tables.tokens import BYTES
 from potluck.experiment.settings.resolve import resolve
 
@@ -124,7 +124,7 @@ NO_PADDING = word_piece().replace('"[PAD]"', '"[pad]"')
         (word_piece(padding={"strategy": "BatchLongest", "direction": "Right", "pad_to_multiple_of": None, "pad_id": 99,
                              "pad_type_id": 0, "pad_token": "[PAD]"}), "found number 99 of 8 as the token for padding"),
         ('{"model": {"type": "BPE", "dropout": 0.5, "vocab": {"[PAD]": 0}, "merges": []}}', "found dropout, by which"),
-        (" " * (MOST_BYTES + 1), "found more than 2,097,152 bytes"),
+        (" " * (LARGEST_TOKENIZER + 1), "found more than 2,097,152 bytes"),
     ],
 )  # fmt: skip
 def test_what_is_no_tokenizer_is_refused_in_one_line(file, content, expected):
@@ -176,7 +176,7 @@ def test_access_is_asked_before_a_tokenizer_is_read(tmp_path, file):
         ({"tokenizer": "t.json"}, "federation.columns.tokenizer: expected none without columns of text"),
         ({"tokenizer": "t.json", "text": ["note"], "known": {}}, "tokenizer: expected none beside `known`"),
         ({"text": ["note"], "known": {"tokenizer": 3}}, "tokenizer: found int; expected the text of a file"),
-        ({"text": ["note"], "known": {"tokenizer": "x" * (MOST_BYTES + 1)}}, "found 2,097,153 characters"),
+        ({"text": ["note"], "known": {"tokenizer": "x" * (LARGEST_TOKENIZER + 1)}}, "found 2,097,153 characters"),
     ],
 )
 def test_settings_that_do_not_fit_are_refused(tmp_path, said, expected):

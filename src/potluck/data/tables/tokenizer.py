@@ -18,7 +18,7 @@ from potluck.core.ground.errors import ConfigError, explained
 from potluck.data.tables.columns import Columns
 from potluck.data.tables.tokens import BYTES, Vocabulary
 
-MOST_BYTES = 2**21
+LARGEST_TOKENIZER = 2**21
 """The most bytes of a file: a server sends it to its nodes with each of its messages."""
 
 MOST_TOKENS = 2**20
@@ -28,7 +28,9 @@ PADDING = ("[PAD]", "<pad>")
 """What the token for padding is called, if the file does not say which it is."""
 
 _KEY = "federation.columns.tokenizer"
-_EXPECTED = f"expected a file of the library tokenizers, at most {MOST_BYTES:,} bytes; to make one: potluck tokenizer"
+_EXPECTED = (
+    f"expected a file of the library tokenizers, at most {LARGEST_TOKENIZER:,} bytes; to make one: potluck tokenizer"
+)
 _CHANCE = ("dropout", "alpha", "nbest_size")  # of a model that draws tokens at random
 
 
@@ -41,12 +43,12 @@ def text_of(file: str) -> str:
     place = standing_for(Path(file).resolve())
     try:
         with place.open("rb") as opened:
-            content = opened.read(MOST_BYTES + 1)
-        if len(content) <= MOST_BYTES:
+            content = opened.read(LARGEST_TOKENIZER + 1)
+        if len(content) <= LARGEST_TOKENIZER:
             return content.decode()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{_KEY}: {file}: cannot be read: {explained(error)}; {_EXPECTED}") from error
-    raise ConfigError(f"{_KEY}: {file}: found more than {MOST_BYTES:,} bytes; {_EXPECTED}")
+    raise ConfigError(f"{_KEY}: {file}: found more than {LARGEST_TOKENIZER:,} bytes; {_EXPECTED}")
 
 
 def told_text(known: Mapping[str, Any]) -> str | None:
@@ -56,7 +58,7 @@ def told_text(known: Mapping[str, Any]) -> str | None:
         ConfigError: it is no text, or too long.
     """
     found = known.get("tokenizer")
-    if found is None or (isinstance(found, str) and len(found.encode(errors="replace")) <= MOST_BYTES):
+    if found is None or (isinstance(found, str) and len(found.encode(errors="replace")) <= LARGEST_TOKENIZER):
         return found
     what = f"{len(found):,} characters" if isinstance(found, str) else type(found).__name__
     raise ConfigError(f"{_KEY}: found {what}; expected the text of {_EXPECTED.removeprefix('expected ')}")

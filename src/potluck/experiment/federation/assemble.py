@@ -25,7 +25,7 @@ from potluck.core.requests.examples import Examples
 from potluck.core.tasks.task import Task
 from potluck.data.dataset import Dataset, Description, arrays_digest
 from potluck.data.datasets import common_reading, describe, load
-from potluck.data.federate import MatchedClasses, fingerprint, matching_test_parts, split
+from potluck.data.federate import MatchedClasses, fingerprint, matching_test_parts, with_validation
 from potluck.data.tables.columns import Columns
 from potluck.experiment.federation.needs import check_needs, needs_of
 from potluck.experiment.federation.own_classes import (
@@ -235,7 +235,9 @@ def _dealt(experiment: Experiment, dataset: Dataset, private: Tensor) -> _Dealt:
     found: list[Parts] = []
     fraction, settled = config.validation_fraction, dict[int, bool]()
     for client, (part, test) in enumerate(zip(parts, tests, strict=True)):
-        train, validation = split(part, train_labels, fraction, key.fold("validation", client), dataset.groups, settled)
+        train, validation = with_validation(
+            part, train_labels, fraction, key.fold("validation", client), dataset.groups, settled
+        )
         found.append((dataset.train.take(train), dataset.train.take(validation), dataset.test.take(test)))
     return _Dealt(found, fingerprint(parts))
 
@@ -345,7 +347,7 @@ def own_parts(experiment: Experiment, client: ClientId, dataset: Dataset) -> Par
     draw = fold_in(experiment.run.seed, "federation", "validation", client)
     rows = torch.arange(len(dataset.train_targets))
     fraction, labels = experiment.federation.validation_fraction, dataset.task.labels(dataset.train_targets)
-    train, validation = split(rows, labels, fraction, draw, dataset.groups, {})
+    train, validation = with_validation(rows, labels, fraction, draw, dataset.groups, {})
     return dataset.train.take(train), dataset.train.take(validation), dataset.test
 
 

@@ -27,13 +27,13 @@ both, and whether it was `imported` by another file rather than named itself."""
 
 
 def keep_code(folder: Path, experiment: Experiment) -> list[dict[str, Any]]:
-    """Copy the files that define the experiment's method and models; return their entries for the manifest.
+    """Copy the files that define the experiment, and what Python files import; return their entries for the manifest.
 
     Raises:
         StorageError: they cannot be copied.
     """
     named = {name: Path(name).resolve() for name in experiment.files if Path(name).is_file()}
-    imported = {str(path): path for path in _imported(named.values())}
+    imported = {str(path): path for path in _imported([path for path in named.values() if path.suffix == ".py"])}
     noted: list[dict[str, Any]] = []
     taken: set[str] = set()
     for name, path in {**named, **imported}.items():
