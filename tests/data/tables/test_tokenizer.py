@@ -121,6 +121,7 @@ NO_PADDING = word_piece().replace('"[PAD]"', '"[pad]"')
         ('{"model": {"type": "BPE", "vocab": {"a": 4000000000}, "merges": []}}', "found tokens up to 4000000000"),
         ('{"model": {"type": "BPE", "vocab": {}, "merges": []}}', "found tokens up to -1"),
         (NO_PADDING, r"found none as the token for padding; .* called \[PAD\] or <pad>: add it with its add_special"),
+        (word_piece(normalizer={"type": "Precompiled", "precompiled_charsmap": "AAAA"}), "found no tokenizer: Panic"),
         (word_piece(padding={"strategy": "BatchLongest", "direction": "Right", "pad_to_multiple_of": None, "pad_id": 99,
                              "pad_type_id": 0, "pad_token": "[PAD]"}), "found number 99 of 8 as the token for padding"),
         ('{"model": {"type": "BPE", "dropout": 0.5, "vocab": {"[PAD]": 0}, "merges": []}}', "found dropout, by which"),
@@ -150,8 +151,29 @@ def test_ends_that_leave_no_room_for_a_text_are_one_line(read):
 def test_a_text_that_a_tokenizer_cannot_read_is_one_line(read):
     nothing = word_piece().replace('"[UNK]"', '"[PAD]"', 1)
     words = {"type": "WordLevel", "vocab": {"[PAD]": 0, "the": 1}, "unk_token": "none"}
-    with pytest.raises(ConfigError, match=r"cannot read a text: .*; expected a token for what is unknown"):
+    with pytest.raises(
+        ConfigError, match=r"cannot read a text: .*; expected a sound one, with a token for what is unknown"
+    ):
         read(["the", "fever"], json.dumps({**json.loads(nothing), "model": words, "post_processor": None}), 4)
+
+
+@pytest.mark.parametrize(
+    ("ends", "expected"),
+    [
+        (
+            {"[CLS]": {"id": "[CLS]", "ids": [4_000_000_000], "tokens": ["[CLS]"]}},
+            "found the token 4000000000 in a text",
+        ),
+        ({}, "cannot read a text: PanicException"),
+    ],
+)
+def test_tokens_that_are_none_of_the_vocabulary_and_panics_of_the_library_are_one_line(read, ends, expected):
+    whole = json.loads(word_piece())["post_processor"]
+    single = [piece for piece in whole["single"] if "[SEP]" not in str(piece)]
+    content = word_piece(post_processor={**whole, "single": single, "special_tokens": ends})
+    with pytest.raises(ConfigError, match=f"federation.columns.tokenizer: {expected}") as found:
+        read(["the", "fever"], content, 4)
+    assert "\n" not in str(found.value)
 
 
 def test_what_is_not_protected_a_tokenizer_shows_the_words_it_was_made_of():

@@ -95,18 +95,23 @@ def _vocabulary(content: str) -> Vocabulary:
         raise ConfigError(f"{_KEY}: found {chance[0]}, by which a text's tokens are drawn at random; expected none")
     padding = _padding(coder, size)
     coder.no_padding()
-    return Vocabulary(size, padding, partial(_read, coder))
+    return Vocabulary(size, padding, partial(_read, coder, size))
 
 
-def _read(coder: Any, text: str, length: int) -> np.ndarray:
+def _read(coder: Any, size: int, text: str, length: int) -> np.ndarray:
     """The first tokens of a text, among them those that the tokenizer itself puts before and behind it."""
     if (own := coder.num_special_tokens_to_add(False)) >= length:
         raise ConfigError(
             f"federation.columns.tokens: found {length}; expected more than the {own} that the tokenizer adds to a text"
         )
-    with _saying("cannot read a text", "expected a token for what is unknown"):
+    with _saying("cannot read a text", "expected a sound one, with a token for what is unknown"):
         coder.enable_truncation(length)
-        return np.array(coder.encode(text).ids[:length], np.int64)  # one at a time: several would start threads
+        found = np.array(coder.encode(text).ids[:length], np.int64)  # one at a time: several would start threads
+    if len(found) and found.max() >= size:
+        raise ConfigError(
+            f"{_KEY}: found the token {found.max()} in a text; expected numbers below {size}, its vocabulary"
+        )
+    return found
 
 
 def _padding(coder: Any, size: int) -> int:
