@@ -76,6 +76,7 @@ from potluck.parts import crosslayer as crosslayer
 from potluck.parts import cvae as cvae
 from potluck.parts import depth as depth
 from potluck.parts import depthwise as depthwise
+from potluck.parts import derivatives as derivatives
 from potluck.parts import exits as exits
 from potluck.parts import features as features
 from potluck.parts import generator as generator

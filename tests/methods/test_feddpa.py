@@ -82,6 +82,30 @@ def test_fisher_loss__is_computed_in_float32_whatever_the_precision_of_the_run(p
     assert_close(low.state.weights, plain.state.weights, rtol=0.1, atol=0.05)
 
 
+class Looking(torch.nn.Module):
+    """Scales what is large, so that it looks at numbers, which `vmap` does not let it."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.out = torch.nn.Linear(4, 6), torch.nn.Linear(6, 3)
+
+    def forward(self, x):
+        h = self.first(x).tanh()
+        if x.abs().max() > 1e6:
+            h = h / x.abs().max().item()
+        return self.out(h)
+
+
+def test_fisher_loss__of_a_net_that_looks_at_numbers_is_that_of_one_example_after_another(play):
+    draws = torch.Generator().manual_seed(0)
+    data = Examples(torch.randn(10, 4, generator=draws), torch.arange(10) % 3)
+    federation = Federation({i: Site(i, "own", data, data, data) for i in range(2)}, {"own": Looking}, "own", 3)
+    run = play(FedDPA(FULL), federation)
+    assert run.reports[-1].failures == {}
+    request = Gradient(run.model(0).train(), FisherLoss(F.cross_entropy), data, batch_size=4)
+    assert_close(run.engine.server(1).gradient(request), fisher_of(run.model(0), data), **CLOSELY)
+
+
 def test_scaled__goes_from_0_to_1_and_is_0_where_all_are_the_same():
     assert scaled(torch.tensor([2.0, 6.0, 3.0])).tolist() == [0.0, 1.0, 0.25]
     assert scaled(torch.zeros(3)).tolist() == scaled(torch.full((3,), 7.0)).tolist() == [0.0, 0.0, 0.0]

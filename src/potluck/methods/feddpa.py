@@ -50,6 +50,7 @@ Departures from the paper
     9. Local training defaults to Adam, as in the code, which has batches of 16 and two epochs of each part.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -200,9 +201,21 @@ class FisherLoss:
         # In float32 whatever the run's precision, see departure 3; under autocast vmap mixes types at a BatchNorm.
         with fl.mode(net, training=False), fl.precision.unmixed(batch.targets.device):
             weights = {name: weight.detach() for name, weight in named.items()}
-            each: fl.Weights = vmap(grad(of_one), (None, 0, 0))(weights, batch.inputs, batch.targets)
-        fisher = {name: gradients.detach().square().mean(0) for name, gradients in each.items()}
+            fisher = mean_squares(grad(of_one), weights, batch)
         return torch.stack([(weight * fisher[name]).sum() for name, weight in named.items()]).sum()
+
+
+def mean_squares(slope: Callable[..., fl.Weights], weights: fl.Weights, batch: fl.Batch) -> fl.Weights:
+    """The mean over examples of their squared gradients, where a net allows it computed side by side."""
+    try:
+        each = vmap(slope, (None, 0, 0))(weights, batch.inputs, batch.targets)
+        return {name: gradients.detach().square().mean(0) for name, gradients in each.items()}
+    except RuntimeError:  # the net looks at numbers, which several examples do not have in common
+        total = {name: torch.zeros_like(weight) for name, weight in weights.items()}
+        for row in torch.arange(len(batch.targets)):
+            for name, gradient in slope(weights, fl.rows_of(batch.inputs, row), batch.targets[row]).items():
+                total[name] += gradient.detach().square()
+        return {name: squares / len(batch.targets) for name, squares in total.items()}
 
 
 @dataclass(frozen=True)

@@ -54,7 +54,6 @@ from typing import Annotated, Literal
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from potluck import fl
 
@@ -103,9 +102,8 @@ class FedL2G(fl.Method[State]):
     combine: fl.Aggregate = fl.Aggregate()
 
     def needs(self) -> frozenset[fl.Need]:
-        return frozenset(
-            {fl.Need.CLASSES} | ({fl.Need.SPLIT_MODEL, fl.heads.COMMON_WIDTH} if self.guided == "features" else set())
-        )
+        features = {fl.Need.SPLIT_MODEL, fl.heads.COMMON_WIDTH} if self.guided == "features" else set[fl.Need]()
+        return frozenset({fl.Need.CLASSES, fl.derivatives.TWICE, *features})
 
     def init(self, server: fl.Server) -> State:
         width = fl.features.common_width(server) if self.guided == "features" else server.num_classes
@@ -185,7 +183,7 @@ class QuizLoss:
         """Of one batch to study; the net's "model" has no gradient and stays as it is."""
         model, guide = Taught(net.get_submodule("model"), self.lesson), net.get_parameter("guide.weight")
         weights = {name: w.detach().requires_grad_() for name, w in model.named_parameters() if w.requires_grad}
-        with sdpa_kernel(SDPBackend.MATH):  # other kernels of attention have no second derivative
+        with fl.derivatives.twice():
             loss = fl.call_with(model, weights, batch, {"guide": guide})
             wanted = list(weights.values())
             gradients = torch.autograd.grad(loss, wanted, create_graph=True, allow_unused=True, materialize_grads=True)

@@ -126,7 +126,7 @@ class FedMK(fl.Method[State]):
         return False
 
     def needs(self) -> frozenset[fl.Need]:
-        return frozenset({fl.Need.CLASSES, fl.Need.REAL_INPUTS})
+        return frozenset({fl.Need.CLASSES, fl.Need.REAL_INPUTS, fl.derivatives.TWICE})
 
     def init(self, server: fl.Server) -> State:
         names = sorted({member.architecture for member in server.roster.values()})
@@ -229,7 +229,8 @@ class CondensationLoss:
         assert isinstance(net, Knowledge)
         weights = {name: weight.detach().clone().requires_grad_() for name, weight in net.model.named_parameters()}
         for _ in range(self.steps):
-            fitted = F.cross_entropy(fl.call_with(net.model, weights, net.inputs), net.labels)
+            with fl.derivatives.twice():
+                fitted = F.cross_entropy(fl.call_with(net.model, weights, net.inputs), net.labels)
             gradients = torch.autograd.grad(fitted, list(weights.values()), create_graph=True)
             weights = {name: w - self.lr * g for (name, w), g in zip(weights.items(), gradients, strict=True)}
         losses = F.cross_entropy(fl.call_with(net.model, weights, batch.inputs), batch.targets, reduction="none")

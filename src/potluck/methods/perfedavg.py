@@ -36,7 +36,8 @@ Departures from the paper
 """
 
 from collections.abc import Generator, Mapping
-from dataclasses import dataclass
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
 import torch
@@ -46,6 +47,8 @@ from potluck import fl
 
 _ENOUGH = 6  # examples of a batch whose thirds have two each, as BatchNorm needs
 Rule = Literal["first-order", "hessian-free", "exact"]
+
+TWICE = replace(fl.derivatives.TWICE, advice="choose another model, or method.rule = 'first-order' or 'hessian-free'")
 
 
 @dataclass(frozen=True)
@@ -67,6 +70,9 @@ class PerFedAvg(fl.Averages):
     rule: Rule = "first-order"
     delta: Annotated[float, fl.above(0)] = 0.001
     sharing: fl.Averaging = fl.Sharing(weighting="uniform")
+
+    def needs(self) -> frozenset[fl.Need]:
+        return super().needs() | ({TWICE} if self.rule == "exact" else set[fl.Need]())
 
     @fl.on_client
     def local_update(self, client: fl.Client, message: fl.Message) -> fl.ClientWork:
@@ -102,7 +108,10 @@ class MetaLoss:
         def f(weights: Mapping[str, Tensor], part: slice) -> Tensor:
             return self.criterion(fl.call_with(net, weights, fl.rows_of(batch.inputs, part)), batch.targets[part])
 
-        stepped = fl.weights.plus(w, slope(f(w, first), w, keep=self.rule == "exact"), -self.alpha)
+        exact = self.rule == "exact"
+        with fl.derivatives.twice() if exact else nullcontext():
+            before = f(w, first)
+        stepped = fl.weights.plus(w, slope(before, w, keep=exact), -self.alpha)
         loss = f(stepped, second)
         if self.rule != "hessian-free":
             return loss
