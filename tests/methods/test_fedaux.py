@@ -91,6 +91,25 @@ def test_logistic__does_not_penalise_an_intercept():
     assert_close(found, torch.from_numpy(expected), rtol=1e-5, atol=1e-6)
 
 
+@BOTH
+def test_logistic__of_more_weights_than_examples_is_where_scikit_learn_arrives(regression):
+    x, kind = normal(12, 40) + 1, torch.cat([torch.ones(8), -torch.ones(4)]).double()
+    padded, penalty = F.pad(x, (0, 1), value=1.0), F.pad(torch.full((40,), 0.01).double(), (0, 1))
+    found = logistic(padded, kind, penalty, regression)
+    c = 1 / (0.01 if regression == "sum" else 0.01 * 12)
+    fitted = LogisticRegression(C=c, tol=1e-14, max_iter=100_000).fit(x.numpy(), kind.numpy())
+    expected = np.append(fitted.coef_[0], fitted.intercept_)
+    assert_close(found, torch.from_numpy(expected), rtol=1e-5, atol=1e-6)
+
+
+def test_logistic__of_more_weights_than_examples_is_what_it_is_with_as_many_examples():
+    """An example of zeros says nothing, and with enough of them there are no more weights than examples."""
+    x, kind, penalty = normal(12, 40), torch.sign(normal(12, seed=1)), 0.01 + normal(40, seed=2).square()
+    more, kinds = torch.cat([x, torch.zeros(40, 40).double()]), torch.cat([kind, torch.ones(40).double()])
+    found, expected = logistic(x, kind, penalty, "sum"), logistic(more, kinds, penalty, "sum")
+    assert_close(found, expected, rtol=1e-9, atol=1e-10)
+
+
 @pytest.mark.parametrize("penalty", [1e-6, 0.01, 1.0, 100.0])
 def test_logistic__of_two_examples_by_hand(penalty):
     """One at 1 and one at -1: 2 / (1 + exp(w)) = penalty w; separable, so a small penalty makes w large."""

@@ -40,7 +40,9 @@ def shortened(features: Tensor, length: Tensor) -> Tensor:
 def logistic(x: Tensor, kind: Tensor, penalty: Tensor, regression: LossesCount) -> Tensor:
     """The weights w (width,) that minimise the logistic losses log(1 + exp(-kind x w)) + 1/2 sum of penalty w^2.
 
-    By Newton's method, with shorter steps where a whole one would lead uphill; to the last digits.
+    By Newton's method, with shorter steps where a whole one would lead uphill; to the last digits. Of more penalised
+    weights than examples the best are a combination of the examples, each divided by the penalties: what is looked for
+    are its numbers, in an orthonormal basis.
 
     Args:
         x: (n, width), in double precision.
@@ -49,6 +51,18 @@ def logistic(x: Tensor, kind: Tensor, penalty: Tensor, regression: LossesCount) 
         regression: whether the losses' sum or their mean counts.
     """
     each = 1.0 if regression == "sum" else 1 / len(x)
+    if (penalised := penalty > 0).sum() <= len(x):
+        return _newton(x, kind, penalty, each)
+    scales, w = penalty[penalised].sqrt(), torch.zeros_like(penalty)
+    basis, numbers = torch.linalg.qr((x[:, penalised] / scales).T)
+    smaller = torch.cat([numbers.T, x[:, ~penalised]], dim=1)
+    found = _newton(smaller, kind, torch.cat([torch.ones_like(kind), penalty[~penalised]]), each)
+    w[penalised], w[~penalised] = basis @ found[: len(x)] / scales, found[len(x) :]
+    return w
+
+
+def _newton(x: Tensor, kind: Tensor, penalty: Tensor, each: float) -> Tensor:
+    """The weights of `logistic`, of losses that weigh `each`."""
 
     def value(w: Tensor) -> Tensor:
         return each * F.softplus(-kind * (x @ w)).sum() + (penalty * w.square()).sum() / 2
