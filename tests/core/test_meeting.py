@@ -3,6 +3,7 @@
 from collections import OrderedDict
 
 from torch import Size, nn
+from torch.nn.utils import parametrizations
 
 from potluck.core.meeting import meetings
 
@@ -49,3 +50,24 @@ def test_what_is_frozen_does_not_count():
     nets = {"a": net(base=nn.Linear(2, 2).requires_grad_(False), a=nn.Linear(2, 2)), "b": UNLIKE["deep"]}
     nets["c"] = net(base=nn.Linear(2, 2).requires_grad_(False), c=nn.Linear(2, 2))
     assert [one.weights_met for one in meetings(nets, ["a", "b", "c"])] == [0, 0, 0]
+
+
+def test_a_bias_alone_is_no_layer_in_common():
+    nets = {"narrow": net(body=nn.Linear(4, 3), head=nn.Linear(3, 2)), "wide": net(head=nn.Linear(9, 2))}
+    assert [one.weights_met for one in meetings(nets, ["narrow", "wide"])] == [0, 0]
+    nets["wide"].head = parametrizations.weight_norm(nn.Linear(3, 2))  # whose weight has other names
+    assert [one.weights_met for one in meetings(nets, ["narrow", "wide"])] == [0, 0]
+
+
+def test_a_layer_is_in_common_that_has_more_in_another_network():
+    nets = {"plain": net(head=nn.Linear(3, 2, bias=False)), "biased": net(head=nn.Linear(3, 2))}
+    assert [one.weights_met for one in meetings(nets, ["plain", "biased"])] == [6, 6]
+    nets = {"one": net(rows=nn.GRU(3, 2)), "two": net(rows=nn.GRU(3, 2, num_layers=2))}
+    one, two = meetings(nets, ["one", "two"])
+    assert (one.weights_met, two.weights_met) == (one.weights, one.weights)
+
+
+def test_what_stays_at_clients_does_not_count():
+    nets = {"a": net(stem=nn.Linear(4, 3), head=nn.Linear(3, 2)), "b": net(stem=nn.Linear(4, 3), head=nn.Linear(3, 5))}
+    found = meetings(nets, ["a", "b"], staying=lambda net: {"stem.weight", "stem.bias"})
+    assert [(one.weights, one.weights_met) for one in found] == [(8, 0), (20, 0)]

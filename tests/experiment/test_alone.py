@@ -1,6 +1,7 @@
 """Clients that share nothing with any other: refused, or said, and by every method that does nothing for them."""
 
 import json
+from collections import OrderedDict
 from dataclasses import replace
 from functools import partial
 
@@ -18,11 +19,11 @@ from potluck.experiment.federation.needs import cautions, check_needs
 from potluck.experiment.running.execute import prepare
 from potluck.experiment.settings.resolve import resolve
 from potluck.methods import get_method, list_methods
-from potluck.parts.features import MEETING
+from potluck.parts.features import FITTING_FEATURES, MEETING
 from potluck.testing.worlds import CLASSES, World, quick, run_rounds, toy_federation
 
 FEATURES = 10
-TO_SHARE = {Need.SHARED_LAYERS, Need.SHARED_ARCHITECTURES, MEETING}
+TO_SHARE = {Need.SHARED_LAYERS, Need.SHARED_ARCHITECTURES, MEETING, FITTING_FEATURES}
 
 
 class Named(nn.Module):
@@ -97,6 +98,43 @@ def test_a_run_is_refused_in_one_line_before_it_trains(scope, tmp_path):
     assert "\n" not in str(found.value)
     assert "fedmd" in str(found.value)
     run.close()
+
+
+class Headed(nn.Sequential):
+    """A body and a head, of whose tensors networks of other widths have the bias alone."""
+
+    def __init__(self, width):
+        body, head = nn.Sequential(nn.Linear(FEATURES, width), nn.ReLU()), nn.Linear(width, CLASSES)
+        super().__init__(OrderedDict({f"body{width}": body, f"more{width}": nn.Linear(width, width), "head": head}))
+
+
+def headed(*widths):
+    """A federation of a client with a `Headed` for each width."""
+    federation = unlike(*(f"wide{width}" for width in widths))
+    return replace(federation, architectures={f"wide{width}": partial(Headed, width) for width in widths})
+
+
+@pytest.mark.parametrize("name", ["fedfomo", "fedavg"])
+def test_who_has_a_bias_alone_in_common_with_others_shares_nothing(name):
+    with pytest.raises(ConfigError, match=r"no client has a layer in common with another \(wide3, wide5"):
+        Run(quick(get_method(name)), headed(3, 5), RunConfig(rounds=1)).load()
+
+
+@pytest.mark.parametrize(("scope", "averaged"), [("layer", "layers and features"), ("none", "features of one shape")])
+def test_fedin_needs_features_in_common_where_no_layers_are_averaged(scope, averaged):
+    method = quick(get_method("fedin"), [f'sharing.scope="{scope}"'])
+    with pytest.raises(ConfigError, match=f"it exchanges {averaged}, and no client has .* with another"):
+        Run(method, headed(3, 5), RunConfig(rounds=1)).load()
+    alike = unlike("conv", "deep")  # of which no layer has a name in common
+    Run(method, replace(alike, architectures={n: partial(Alike, n) for n in ("conv", "deep")}), RunConfig()).load()
+
+
+class Alike(nn.Sequential):
+    """Networks of unlike names whose features have one shape."""
+
+    def __init__(self, name):
+        widths = [FEATURES, 6, 6, CLASSES]
+        super().__init__(OrderedDict((f"{name}{i}", nn.Linear(*widths[i : i + 2])) for i in range(3)))
 
 
 def test_clients_that_share_nothing_are_named_where_others_do(tmp_path):

@@ -1,5 +1,10 @@
+from collections import OrderedDict
+from dataclasses import replace
+from functools import partial
+
 import pytest
 import torch
+from torch import nn
 from torch.nn import functional as F
 from torch.testing import assert_close
 
@@ -81,6 +86,21 @@ def test_grafted_candidates_change_the_layers_that_both_have_and_no_others(play,
     run.round()
     assert candidates_of(run, 0)["1"].keys() == shared < set(parameters_of(run.model(0)))
     assert candidates_of(run, 1)["0"].keys() == shared
+
+
+def test_a_bias_alone_is_not_mixed(play, clouds):
+    """Heads of one bias and unlike weights: what is in common is the stem."""
+    nets = {"narrow": partial(stem_and_head, 4, 3), "wide": partial(stem_and_head, 4, 5)}
+    federation = clouds("mlp2", "mlp2")
+    sites = {id: replace(federation.sites[id], architecture=name) for id, name in enumerate(nets)}
+    federation = replace(federation, sites=sites, architectures=nets, server_architecture="wide")
+    run = play(FedFomo(QUICK), federation, rounds=2)
+    assert candidates_of(run, 0)["1"].keys() == candidates_of(run, 1)["0"].keys() == {"stem.weight", "stem.bias"}
+
+
+def stem_and_head(stem, body):
+    layers = {"stem": nn.Linear(6, stem), f"body{body}": nn.Linear(stem, body), "head": nn.Linear(body, 3)}
+    return nn.Sequential(OrderedDict(layers))
 
 
 def test_only_whole_models_of_the_same_architecture_if_it_says_so(play, clouds):

@@ -1,19 +1,19 @@
-"""Which tensors of clients' networks meet when layers are averaged by name: those that another client has too.
+"""Which tensors of clients' networks meet when layers are averaged by name: those of layers that others have too.
 
 Clients of one architecture have all of them in common, so everything is worked out by architecture, whatever the number
 of clients.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass
 
 from torch import Size, nn
 
-from potluck.core.nets.weights import parameters_of
+from potluck.core.nets.weights import in_common, parameters_of
 
 TrainedTensor = tuple[str, Size]
-"""A trained tensor's name and shape; tensors meet if both agree."""
+"""A trained tensor's name and shape; tensors meet if both agree, in layers that do, see `in_common`."""
 
 
 @dataclass(frozen=True)
@@ -41,26 +41,32 @@ class Meeting:
         return sum(shape.numel() for (_, shape), others in self.partners.items() if others)
 
 
-def meetings(nets: Mapping[str, nn.Module], assigned: Iterable[str], *, across: bool = True) -> list[Meeting]:
+def meetings(
+    nets: Mapping[str, nn.Module],
+    assigned: Iterable[str],
+    *,
+    across: bool = True,
+    staying: Callable[[nn.Module], Container[str]] = lambda net: (),
+) -> list[Meeting]:
     """Whom the clients of each architecture meet, in order of the architectures' names.
 
     Args:
         nets: a network of each architecture.
         assigned: the architecture of every client.
         across: whether tensors meet across architectures; otherwise only among clients of one.
+        staying: the names of a network's tensors that stay at its clients.
     """
     clients = Counter(assigned)
-    trained = {name: [(n, t.shape) for n, t in parameters_of(nets[name]).items()] for name in sorted(clients)}
-    owners: dict[TrainedTensor, list[str]] = {}
-    for name, tensors in trained.items():
-        for tensor in tensors:
-            owners.setdefault(tensor, []).append(name)
-
-    def partners(name: str, tensor: TrainedTensor) -> tuple[str, ...]:
-        others = owners[tensor] if across else [name]
-        return tuple(other for other in others if other != name or clients[name] > 1)
-
-    return [
-        Meeting(name, clients[name], {tensor: partners(name, tensor) for tensor in tensors})
-        for name, tensors in trained.items()
-    ]
+    trained = {
+        name: {n: t.shape for n, t in parameters_of(nets[name]).items() if n not in staying(nets[name])}
+        for name in sorted(clients)
+    }
+    partners: dict[str, dict[TrainedTensor, tuple[str, ...]]] = {}
+    for name, shapes in trained.items():
+        others = [other for other in (trained if across else [name]) if other != name or clients[name] > 1]
+        shared = {other: in_common(shapes, trained[other]) for other in others}
+        partners[name] = {
+            (tensor, shape): tuple(other for other in others if tensor in shared[other])
+            for tensor, shape in shapes.items()
+        }
+    return [Meeting(name, clients[name], partners[name]) for name in trained]

@@ -38,6 +38,7 @@ Departures from the paper
     7. Local training defaults to Adam, like all methods here; the paper has SGD.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -116,9 +117,7 @@ class FedFomo(fl.Method[State]):
     def _drawn(self, state: State, member: fl.Member, server: fl.Server) -> dict[str, fl.Weights]:
         """M candidates by an epsilon-greedy choice, each as far as it fits the client's model."""
         mine = {name: shape for name, shape in member.shapes.items() if name not in member.frozen}
-        others = {
-            id: fl.weights.pick(weights, mine) for id, weights in sorted(state.models.items()) if id != str(member.id)
-        }
+        others = {id: fitting(weights, mine) for id, weights in sorted(state.models.items()) if id != str(member.id)}
         names = {id: server.roster[int(id)].architecture for id in others}
         alike = [id for id in others if self.candidates == "graft" or names[id] == member.architecture]
         fit = [id for id in alike if not member.parameters.isdisjoint(others[id])]
@@ -131,6 +130,12 @@ class FedFomo(fl.Method[State]):
             order = drawn if explores else liked
             chosen.append(next(id for id in order if id not in chosen))
         return {id: others[id] for id in sorted(chosen)}
+
+
+def fitting(weights: fl.Weights, mine: Mapping[str, torch.Size]) -> fl.Weights:
+    """Of another client's model the layers that a model with these shapes has too."""
+    both = fl.weights.in_common(mine, {name: weight.shape for name, weight in weights.items()})
+    return {name: weight for name, weight in weights.items() if name in both}
 
 
 def distance_of(mine: fl.Weights, theirs: fl.Weights) -> Tensor:

@@ -76,14 +76,9 @@ class FedGKT(fl.Method[State]):
     temperature: Annotated[float, fl.above(0)] = 3.0
 
     def needs(self) -> frozenset[fl.Need]:
-        return frozenset({fl.Need.SPLIT_MODEL})
+        return frozenset({fl.Need.SPLIT_MODEL, fl.features.ONE_STEM})
 
     def init(self, server: fl.Server) -> State:
-        read = fl.features.feature_shape(server, None, "s_in")
-        for id, member in server.roster.items():
-            found = fl.features.feature_shape(server, member.architecture, "s_in")
-            expected = f"the shape {tuple(read)}, which the server's network reads, so use models with one stem"
-            fl.require(found == read, f"features of client {id}, {member.architecture}", expected, tuple(found))
         return State(fl.learnt_of(tail(server.build())), {})
 
     def round(self, state: State, cohort: fl.Cohort, server: fl.Server) -> State:

@@ -176,8 +176,9 @@ class FedIN(fl.privacy.ReleasesFeatures[State]):
             self.translation.check_beside(self)
 
     def needs(self) -> frozenset[fl.Need]:
-        meeting = fl.Need.PUBLIC_DATA if self.translation else fl.features.MEETING
-        return super().needs() | {fl.Need.SPLIT_MODEL, meeting}
+        by_name = self.sharing.scope in ("layer", "model")
+        meeting = fl.features.MEETING if by_name else fl.features.FITTING_FEATURES
+        return super().needs() | {fl.Need.SPLIT_MODEL, fl.Need.PUBLIC_DATA if self.translation else meeting}
 
     def init(self, server: fl.Server) -> State:
         weights, to = self.sharing.initial(server), self.translation

@@ -8,6 +8,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import torch
@@ -41,9 +42,10 @@ PairStore = dict[str, Observed]
 """By signature, pairs s_in (n, ...) and s_out (n, ...) with aligned rows, oldest first."""
 
 
-def _nothing_fits(offer: Offer) -> str | None:
-    """That no client has layers or shapes of features in common with another."""
-    if len(offer.assigned) < 2 or any(one.weights_met for one in meetings(offer.nets, offer.assigned.values())):
+def _nothing_fits(offer: Offer, *, layers: bool) -> str | None:
+    """That no client has layers, if these are averaged by name, or shapes of features in common with another."""
+    met = layers and any(one.weights_met for one in meetings(offer.nets, offer.assigned.values()))
+    if len(offer.assigned) < 2 or met:
         return None
     if any(split_problem(net) for net in offer.nets.values()):
         return None  # which is another need
@@ -51,16 +53,40 @@ def _nothing_fits(offer: Offer) -> str | None:
     if max(Counter(found[name] for name in offer.assigned.values()).values()) > 1:
         return None
     shown = ", ".join(f"{name} {shapes}" for name, shapes in found.items())
-    return f"it exchanges layers and features, and no client has either in common with another ({shown})"
+    what, any_of = ("layers and features", "either") if layers else ("features of one shape", "them")
+    return f"it exchanges {what}, and no client has {any_of} in common with another ({shown})"
 
 
-MEETING = Need(
-    "layers or features of one shape that clients have in common",
-    _nothing_fits,
+_ALIKE = (
     "give several clients one model, or models whose extractors and last layers give features of one shape, or use a"
-    " method that exchanges something else, such as fedmd or fml",
+    " method that exchanges something else, such as fedmd or fml"
 )
-"""Of methods that exchange features which fit only networks with features of that shape."""
+MEETING = Need(
+    "layers or features of one shape that clients have in common", partial(_nothing_fits, layers=True), _ALIKE
+)
+"""Of methods that average layers by name, and exchange features which fit only networks with features of that shape."""
+
+FITTING_FEATURES = Need(
+    "features of one shape that clients have in common", partial(_nothing_fits, layers=False), _ALIKE
+)
+"""Of the same, where no layers are averaged across architectures."""
+
+
+def _other_stem(offer: Offer) -> str | None:
+    """Whose features have another shape than those that the server's network reads."""
+    server = offer.server_architecture
+    nets = {server: offer.nets[server] if server in offer.nets else offer.build(server), **offer.nets}
+    if any(split_problem(net) for net in nets.values()):
+        return None  # which is another need
+    shapes = {name: tuple(feature_shapes(net, offer.input_shape)[0]) for name, net in nets.items()}
+    for name, shape in shapes.items():
+        if shape != shapes[server]:
+            return f"the server's network, {server}, reads features of shape {shapes[server]}, and {name} has {shape}"
+    return None
+
+
+ONE_STEM = Need("features that the server's network reads", _other_stem, "use models with one stem")
+"""Of methods whose server's network goes on from what clients' extractors give."""
 
 
 def observed(net: nn.Module, inputs: Inputs) -> Observed:

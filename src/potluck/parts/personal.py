@@ -4,13 +4,13 @@ A layer that stays may have another shape at every client: it never meets anothe
 another, a layer that is one client's own is nobody's to average.
 """
 
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from torch import Size, nn
 
 from potluck.core.ground.fields import require
+from potluck.core.meeting import meetings
 from potluck.core.message import Message
 from potluck.core.method import Need
 from potluck.core.needs import Offer
@@ -71,17 +71,16 @@ class KeepsLayers(Averages):
         """Why the layers that do not stay cannot be averaged by name; None if they can."""
         if Need.SPLIT_MODEL in self.needs() and any(split_problem(net) for net in offer.nets.values()):
             return None  # that need names it
-        staying, clients = self._staying(offer.nets), Counter(offer.assigned.values())
-        owners, seen = Counter[tuple[str, str]](), dict[tuple[str, str], tuple[str, Size]]()
+        staying, seen = self._staying(offer.nets), dict[tuple[str, str], tuple[str, Size]]()
+        within = self.sharing.scope == "architecture"
         for architecture, net in offer.nets.items():
-            group = architecture if self.sharing.scope == "architecture" else "all"
             averaged = {name: tensor.shape for name, tensor in learnt_of(net).items() if name not in staying(net)}
             for name, shape in averaged.items():
-                owners[group, name] += clients[architecture]
-                other, known = seen.setdefault((group, name), (architecture, shape))
+                other, known = seen.setdefault((architecture if within else "all", name), (architecture, shape))
                 if shape != known:
                     found = f"{tuple(known)} in {other} and {tuple(shape)} in {architecture}"
                     return f"it averages layers by name, but {name} has shape {found}"
-        if len(offer.assigned) < 2 or any(count > 1 for count in owners.values()):
+        met = meetings(offer.nets, offer.assigned.values(), across=not within, staying=staying)
+        if len(offer.assigned) < 2 or any(one.weights_met for one in met):
             return None
         return "no client has a layer in common with another beside those that stay, so each would train alone"

@@ -152,6 +152,34 @@ def pick(weights: Mapping[str, Tensor], shapes: Mapping[str, Size]) -> Weights:
     return {name: tensor for name, tensor in weights.items() if name in shapes and shapes[name] == tensor.shape}
 
 
+def in_common(mine: Mapping[str, Size], theirs: Mapping[str, Size]) -> frozenset[str]:
+    """The names of the tensors that two networks have in common: those of layers that both have.
+
+    They have a layer, what one module has itself, if its tensors of one name have one shape, its weight among them: a
+    bias alone, or a table that is cut, is none.
+
+    Args:
+        mine: shapes by name, of one.
+        theirs: of the other.
+    """
+    layers = _by_module(mine), _by_module(theirs)
+    found = set[str]()
+    for module in layers[0].keys() & layers[1].keys():
+        own, other = (layer[module] for layer in layers)
+        both = own.keys() & other.keys()
+        axes = max(len(shape) for shape in (*own.values(), *other.values()))
+        if all(own[name] == other[name] for name in both) and any(len(own[name]) == axes for name in both):
+            found |= both
+    return frozenset(found)
+
+
+def _by_module(shapes: Mapping[str, Size]) -> dict[str, dict[str, Size]]:
+    found: dict[str, dict[str, Size]] = {}
+    for name, shape in shapes.items():
+        found.setdefault(name.rpartition(".")[0], {})[name] = shape
+    return found
+
+
 def mean(tensors: Sequence[Tensor], shares: Sequence[float]) -> Tensor:
     """The mean weighted by `shares`, which need not sum to one. Integer tensors (counters) give their maximum.
 
