@@ -50,13 +50,20 @@ LONGEST = 300  # characters of what a failure says
 SMALLER = {"fedftg": ("width=8",)}
 """Settings without which a method takes long: of a generator that puts out images."""
 INCO = ("incoavg", "incomoon", "inconova", "incoprox", "incoscaffold")
-UNLIKE = {
-    "fedmlb": "it has a path for each stage, and the dataflow finds other stages than a person cuts",
+EXITING = ("depthfl", "hypemefed", "mfedepth", "scalefl")
+OTHER_STAGES = "the dataflow finds other stages than a person cuts"
+EXITS = "its exits begin as their places are called, which the dataflow names by modules and a family by its stages"
+UNLIKE: dict[str | tuple[str, str], str] = {
+    "fedepth": f"it trains stages one after the other, and {OTHER_STAGES}",
+    "fedmlb": f"it has a path for each stage, and {OTHER_STAGES}",
     "flanc": "a narrower network that a builder makes has first weights of its own, and one that is cut out of the full"
     " network has some of that one's; it trains each width from where it begins",
     **dict.fromkeys(INCO, "it pairs layers by the modules that they are in, and stages are other modules"),
+    **dict.fromkeys(("depthfl", "mfedepth", "scalefl"), EXITS),
+    "hypemefed": "its exits and hypernetworks begin as places and layers are called, which are others in stages",
+    **{(name, "timm convnext"): f"it has exits behind stages, and {OTHER_STAGES}" for name in EXITING},
 }
-"""Why a method may leave other numbers with a network in stages."""
+"""Why a method may leave other numbers with a network in stages; in some columns for another reason."""
 ALONE = ("centralised", "local")  # methods that exchange nothing, and say so
 
 Outcome = Literal["equal", "runs", "refused", "unequal", "failed", "slow"]
@@ -291,10 +298,15 @@ def page(found: dict[str, Any]) -> str:
     if wrong := [cell for cell in cells if cell.outcome in ("unequal", "failed", "slow")]:
         text += "\n## What differs or fails\n\n"
         text += "".join(
-            f"- {one.method}, {one.column}, {SHOWN[one.outcome]}: {said(one.line or UNLIKE.get(one.method, '?'))}\n"
+            f"- {one.method}, {one.column}, {SHOWN[one.outcome]}: {said(one.line or why_unlike(one))}\n"
             for one in wrong
         )
     return text
+
+
+def why_unlike(cell: Cell) -> str:
+    """Why a method may leave other numbers with the network of this column in stages."""
+    return UNLIKE.get((cell.method, cell.column), UNLIKE.get(cell.method, "?"))
 
 
 def shown(cell: Cell | None, letters: dict[str, str]) -> str:

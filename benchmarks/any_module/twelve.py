@@ -1,7 +1,8 @@
 """Twelve networks of unlike kinds, two of them also without their stages, and unlike ones side by side.
 
 All are small, and trained on drawn numbers: images of 3 x 32 x 32, 12 tokens, 12 tokens and their mask, or 20 columns.
-Of those that a person can easily cut by hand there is the same network in stages, with the same first weights.
+Of those that a person can easily cut by hand there is the same network in stages, with the same first weights. Where a
+stage is one that the dataflow finds it has that one's name, by which first weights of exits are drawn.
 """
 
 import json
@@ -181,7 +182,7 @@ def staged_lstm(net: LSTMText) -> StagedNet:
 def staged_head(net: FunctionalHead) -> StagedNet:
     """Two convolutions. The pooling is in a stage, since gradients of several uses are added up behind it in both."""
     rest = nn.Sequential(net.body[3:], nn.AdaptiveAvgPool2d(1), nn.Flatten())
-    return StagedNet({"stem": net.body[:3], "rest": rest}, Cosines(net))
+    return StagedNet({"body": net.body[:3], "body-3": rest}, Cosines(net))
 
 
 def staged_perceptron(net: Perceptron) -> StagedNet:
@@ -191,11 +192,11 @@ def staged_perceptron(net: Perceptron) -> StagedNet:
 
 
 def staged_resnet(net: Any) -> StagedNet:
-    """timm's, whose stem has three convolutions, with a stage for each; the pooling is in the last stage."""
-    stem = {"stem": net.conv1[:3], "second": net.conv1[3:6]}
-    third = nn.Sequential(net.conv1[6:], net.bn1, net.act1, net.maxpool)
-    layers = {name: getattr(net, name) for name in ("layer1", "layer2", "layer3")}
-    return StagedNet({**stem, "third": third, **layers, "layer4": nn.Sequential(net.layer4, net.global_pool)}, net.fc)
+    """timm's, whose stem has three convolutions, with a stage for each."""
+    stages = {"conv1": net.conv1[:3], "conv1-2": net.conv1[3:6]}
+    stages["conv1-6"] = nn.Sequential(net.conv1[6:], net.bn1, net.act1, net.maxpool)
+    stages |= {f"layer{number}-0": getattr(net, f"layer{number}")[0] for number in range(1, 5)}
+    return StagedNet(stages, net.fc, net.global_pool)
 
 
 def staged_convnext(net: Any) -> StagedNet:

@@ -6,14 +6,13 @@ RUN is the folder of a finished run of `run.py`. The common features are fitted 
 rounds of agreement, and everything is measured on 1,000 test images.
 """
 
-import argparse
-import sys
 from collections.abc import Iterator, Mapping
 from itertools import permutations
 from pathlib import Path
 from statistics import fmean
 
 import torch
+from finished import print_each
 from torch import Tensor
 
 import potluck
@@ -25,9 +24,6 @@ from potluck.models.split import split
 from potluck.parts import translation
 from potluck.parts.features import PLACES, LinearMap
 from potluck.parts.means import Aggregate
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "any_module"))
-from torchvision_ops import stand_in
 
 ANCHORS, TESTED, ROUNDS, RIDGE, TOGETHER = 400, 1000, 20, 1.0, 200
 WIDTHS = {"s_in": 64, "s_out": 16}
@@ -112,17 +108,10 @@ def measured(folder: Path) -> Iterator[tuple[str, float]]:
         )
 
 
-def main() -> None:
-    """Measure, and print."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folders of finished runs")
-    torch.set_num_threads(1)
-    stand_in()
-    for folder in parser.parse_args().runs:
-        print(folder.name)
-        for name, value in measured(folder):
-            print(f"    {name}: {value:.2f}", flush=True)
+def lines(folder: Path) -> Iterator[str]:
+    """What is printed of a run."""
+    return (f"{name}: {value:.2f}" for name, value in measured(folder))
 
 
 if __name__ == "__main__":
-    main()
+    print_each(__doc__.splitlines()[0], lines)

@@ -9,13 +9,13 @@ the same after one more epoch of local training, which fits a head that was repl
 accuracy of all models' mean probabilities on the same test images, and *alone*, the mean of their accuracies there.
 """
 
-import argparse
-import sys
 from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 from statistics import fmean
 
 import torch
+from finished import print_each
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -24,9 +24,6 @@ from potluck.core.requests.examples import Examples
 from potluck.experiment.federation.assemble import assemble
 from potluck.experiment.settings.resolve import resolve
 from potluck.experiment.settings.tables import read_toml
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "any_module"))
-from torchvision_ops import stand_in
 
 TESTED, TOGETHER, BATCH, RATE = 1000, 200, 32, 0.001
 
@@ -75,15 +72,10 @@ def measured(folder: Path) -> dict[str, float]:
     return {"ensemble": accuracy(together, test.targets), **{name: fmean(values) for name, values in found.items()}}
 
 
-def main() -> None:
-    """Measure, and print."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folders of finished runs")
-    torch.set_num_threads(1)
-    stand_in()
-    for folder in parser.parse_args().runs:
-        print(folder.name, ", ".join(f"{name} {value:.2f}" for name, value in measured(folder).items()), flush=True)
+def lines(folder: Path) -> Iterator[str]:
+    """What is printed of a run."""
+    return (f"{name}: {value:.2f}" for name, value in measured(folder).items())
 
 
 if __name__ == "__main__":
-    main()
+    print_each(__doc__.splitlines()[0], lines)

@@ -305,7 +305,8 @@ def test_without_weights_of_their_own_it_is_fedavg_bit_for_bit(play, clouds):
 
 
 def test_it_needs_layers_of_one_shape():
-    assert FedSelect().needs() == {Need.NESTED_LAYERS, Need.SHARED_LAYERS}
+    assert {need.text for need in FedSelect().needs()} == {Need.NESTED_LAYERS.text, Need.SHARED_LAYERS.text}
+    assert not any("sharing" in need.advice for need in FedSelect().needs())  # which is no setting of its own
 
 
 @pytest.mark.parametrize("changes", [{"rate": 1.1}, {"limit": -0.1}, {"grow_every": 0}])

@@ -295,7 +295,7 @@ def test_it_needs_models_in_stages():
     [
         (
             [partial(mlp2, 3, (6,), width=8), partial(mlp2, 3, (6,), width=16)],
-            "it averages layers by name, but .* has shape",
+            "no client has a layer in common with another .*weight has shape",
         ),
         ([lambda: torch.nn.Linear(6, 3)] * 2, "net0: Linear cannot be split into extractor, intermediate layers and"),
     ],

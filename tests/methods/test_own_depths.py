@@ -1,5 +1,8 @@
 """Methods that train stages apart or leave some out, on nets that know nothing of Potluck: no StagedNet, no `scale`."""
 
+from collections import Counter
+from itertools import chain
+
 import pytest
 import torch
 from torch import nn
@@ -7,10 +10,14 @@ from torch.nn import functional as F
 from torch.testing import assert_close
 
 from potluck import ConfigError, Examples, Federation, Run, RunConfig, Site, fl, get_method
+from potluck.core.needs import Offer
 from potluck.core.nets.weights import parameters_of
 from potluck.core.requests.inference import predict
+from potluck.data.dataset import arrays_digest
 from potluck.engine.executors.stacked import Stacked
 from potluck.engine.rounds.engine import Engine
+from potluck.experiment.federation.needs import check_needs
+from potluck.models.contract import StagedNet
 
 SHAPE = (1, 8, 8)
 TRAINING = fl.LocalTraining(optimizer="sgd", lr=0.05, batch_size=8)
@@ -126,6 +133,26 @@ def test_a_plain_net_of_the_users_own_runs_and_stacked_as_one_by_one(name, net):
         outputs = [predict(engine.inference_model(state, i), engine.federation.sites[i].test) for i in (0, 1)]
         found.append((vars(state), outputs))
     assert_close(found[1], found[0], rtol=1e-3, atol=1e-4)
+
+
+def staged_residual():
+    """A `Residual` in stages, as a user cuts it who makes nothing of `scale`, by the names of the dataflow."""
+    net = Residual()
+    blocks = {f"blocks-{number}": block for number, block in enumerate(net.blocks)}
+    stages = {"stem": nn.Sequential(net.stem, nn.ReLU()), **blocks}
+    return StagedNet(stages, net.fc, nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten()))
+
+
+@pytest.mark.parametrize("name", ["depthfl", "hypemefed", "scalefl"])
+def test_a_net_in_stages_runs_without_a_scale_and_its_plain_twin_ends_with_the_same_numbers(name):
+    ends = []
+    for build in (Residual, staged_residual):
+        engine = Engine(method(name), federation({"own": build}))
+        check_needs(engine.method.needs(), name, Offer.of(engine.federation))
+        state, _ = engine.round(1, engine.start(), [0, 1])
+        models = [engine.inference_model(state, client).state_dict() for client in (0, 1)]
+        ends.append(Counter(map(arrays_digest, chain(*(tensors.values() for tensors in (state.weights, *models))))))
+    assert ends[0] == ends[1] or name == "hypemefed"  # whose hypernetworks begin as the layers are called
 
 
 @pytest.mark.parametrize("net", NETS)

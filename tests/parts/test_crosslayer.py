@@ -9,10 +9,14 @@ from torch.testing import assert_close
 
 from potluck.core.ground.errors import ConfigError
 from potluck.core.needs import Offer
+from potluck.core.nets.modes import to_training
+from potluck.core.nets.splitting import Splits
 from potluck.models.mlp import mlp2, mlp3
+from potluck.models.preresnet import preresnet18
 from potluck.models.resnet import VARIANTS as RESNETS
 from potluck.models.vit import vit
 from potluck.parts.crosslayer import CrossLayer, across_blocks, inside_blocks
+from potluck.testing.checks.networks import unstaged
 
 FREE = {"clip": 1000.0}
 
@@ -160,8 +164,14 @@ def test_a_federation_without_two_layers_of_one_shape_is_refused_in_one_line():
     need = CrossLayer().need()
     assert need.problem(offer({"net": deep})) is None
     found = need.problem(offer({"net": shallow}))
-    assert found.startswith("it mixes the updates of layers of one shape, which it does not find in net; choose")
-    assert CrossLayer(pairs="inside").need().problem(offer({"net": deep})) is not None
+    assert found == (
+        "it mixes the updates of two layers of one type and shape in different blocks, and there are none in net;"
+        " choose models with such layers, or the method without InCo, such as fedavg"
+    )
+    inside = CrossLayer(pairs="inside").need().problem(offer({"net": deep}))
+    assert inside.endswith(
+        "in one block, and there are none in net; choose models with such layers, or method.inco.pairs = 'across'"
+    )  # which is met, see above
     transformer = partial(vit, 3, (3, 32, 32), width=16, depth=1, heads=2)
     assert CrossLayer(pairs="inside").need().problem(offer({"net": transformer})) is None
 
@@ -186,10 +196,21 @@ def test_a_federation_whose_pairs_are_all_of_one_position_is_refused_by_kernel_a
     net = partial(nn.Sequential, *(nn.Conv2d(4, 4, 1) for _ in range(2)))
     offer = Offer({"net": net}, {0: "net"}, "net", False, ())
     found = CrossLayer().need().problem(offer)
-    assert found.startswith("its layers of one shape are 1 x 1 convolutions, which only method.inco.granularity = 't")
+    assert found.endswith(
+        "none but 1 x 1 convolutions in net; choose models with such layers, or method.inco.granularity = 'tensor'"
+    )
     assert CrossLayer(granularity="tensor").need().problem(offer) is None
 
 
 def test_a_limit_of_zero_is_refused():
     with pytest.raises(ConfigError, match=r"clip: expected .*above 0, found 0"):
         CrossLayer(clip=0.0)
+
+
+@pytest.mark.parametrize("build", [partial(preresnet18, 3, (3, 16, 16), width=4), partial(mlp3, 3, (6,), width=8)])
+def test_blocks_that_are_hidden_in_one_child_are_found_by_the_dataflow(build):
+    """A net without stages whose layers are all in one module has the pairs of the same net with stages."""
+    splits = Splits((3, 16, 16) if build.func is preresnet18 else (6,), True)
+    hidden = splits.remember(to_training(unstaged(build)), ("net",))
+    assert across_blocks(hidden) == across_blocks(build())
+    assert across_blocks(hidden)

@@ -12,12 +12,15 @@ from potluck.core.ground.inputs import InputShape, shown
 from potluck.core.ground.rng import Key, isolated
 from potluck.core.meeting import meetings
 from potluck.core.nets.modes import to_training
-from potluck.core.nets.scale import FULL, Cuts, Scale, built
+from potluck.core.nets.scale import FULL, Cuts, Scale, built, takes_scale
 from potluck.core.nets.slicing import NoSlices, cut_by, incoherent
-from potluck.core.nets.splitting import Splits, is_planned, split_problem
+from potluck.core.nets.splitting import Splits, split_problem
 from potluck.core.nets.weights import learnt_of, tensors_of
 from potluck.core.tasks.named import CLASSIFICATION
 from potluck.core.tasks.task import Task
+
+Problem = str | tuple[str, str]
+"""What is wrong with a federation; with what to do about it, where that is something else than a need's advice."""
 
 _NAMED = 5  # clients named in an error before the rest are only counted
 
@@ -103,12 +106,14 @@ class Need:
         advice: what the user can do about it.
         caution: returns what a user should know of a federation that meets the need for some clients and not for
             others, or None.
+        covers: needs of which nothing is said where this one is not met, since it says more.
     """
 
     text: str
-    check: Callable[[Offer], str | None]
+    check: Callable[[Offer], Problem | None]
     advice: str
     caution: Callable[[Offer], str | None] = lambda offer: None
+    covers: tuple["Need", ...] = ()
 
     ONE_ARCHITECTURE: ClassVar["Need"]
     NESTED_LAYERS: ClassVar["Need"]
@@ -132,7 +137,8 @@ class Need:
     def problem(self, offer: Offer) -> str | None:
         """What is wrong with a federation and what to do about it, in one line; None if the need is met."""
         found = self.check(offer)
-        return None if found is None else f"{found}; {self.advice}"
+        parts = found if isinstance(found, tuple) else (found, self.advice)
+        return None if found is None else "; ".join(filter(None, parts))
 
 
 def _one_architecture(offer: Offer) -> str | None:
@@ -146,15 +152,18 @@ def _one_architecture(offer: Offer) -> str | None:
 
 
 def _nested_layers(offer: Offer) -> str | None:
+    unlike = _unlike_shapes(offer)
+    return unlike and f"it averages layers by name, but {unlike}"
+
+
+def _unlike_shapes(offer: Offer) -> str | None:
+    """Which tensor has another shape in another architecture."""
     seen: dict[str, tuple[str, tuple[int, ...]]] = {}
     for architecture, net in offer.nets.items():
         for name, tensor in learnt_of(net).items():
             owner, shape = seen.setdefault(name, (architecture, tuple(tensor.shape)))
             if shape != tuple(tensor.shape):
-                return (
-                    f"it averages layers by name, but {name} has shape {shape} in {owner} and"
-                    f" {tuple(tensor.shape)} in {architecture}"
-                )
+                return f"{name} has shape {shape} in {owner} and {tuple(tensor.shape)} in {architecture}"
     return None
 
 
@@ -166,9 +175,11 @@ def _nobody_meets(offer: Offer, *, across: bool) -> str | None:
     named = ", ".join(one.architecture for one in found[:_NAMED])
     more = f" and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
     how = "layers by name" if across else "layers among clients of one architecture"
+    unlike = across and _unlike_shapes(offer)
+    why = f"one client each; {unlike}" if unlike else "one client each"
     return (
-        f"it averages {how}, and no client has a layer in common with another ({named}{more}, one client each), so each"
-        " would train alone"
+        f"it averages {how}, and no client has a layer in common with another ({named}{more}, {why}), so each would"
+        " train alone"
     )
 
 
@@ -215,14 +226,14 @@ def _fits(narrow: nn.Module, full: nn.Module) -> bool:
     )
 
 
-def _depth_prefixes(offer: Offer) -> str | None:
+def _depth_prefixes(offer: Offer) -> Problem | None:
     name = offer.server_architecture
-    if is_planned(offer.build(name)):
-        return None  # by its plan, any of its stages can be left out
+    if split_problem(offer.build(name)) is None and not takes_scale(offer.architectures[name]):
+        return None  # any of its stages can be left out
     try:
         full, shallow = offer.build(name), offer.build(name, Scale(depth=1))
     except NoSlices as problem:
-        return f"it cuts the depth of {name}: {problem}"
+        return f"it cuts the depth of {name}: {problem}", ""
     except (TypeError, ValueError):
         return f"it cuts the depth of {name}, which has no blocks to leave out"
     whole = {tensor: found.shape for tensor, found in tensors_of(full).items()}
@@ -259,11 +270,10 @@ def _one_output(offer: Offer) -> str | None:
 
 
 def _real_inputs(offer: Offer) -> str | None:
+    reckons = "it works on inputs themselves, as one tensor of real numbers"
     if isinstance(offer.input_shape, Mapping):
-        return f"it makes inputs of one tensor, and those here have names: {shown(offer.input_shape)}"
-    return (
-        None if offer.real_inputs is not False else "it makes inputs of real numbers, and those here are whole numbers"
-    )
+        return f"{reckons}, and those here have names: {shown(offer.input_shape)}"
+    return None if offer.real_inputs is not False else f"{reckons}, and those here are whole numbers"
 
 
 def _one_input(offer: Offer) -> str | None:
@@ -282,13 +292,13 @@ _ANY_TASK = "use a method that takes any task, such as fedavg, scaffold or fedin
 Need.ONE_ARCHITECTURE = Need(
     "one architecture for all clients",
     _one_architecture,
-    "give federation.models one name, and federation.server_model no other, or use a method (or a sharing.scope) for"
-    " several architectures",
+    "give federation.models one name, and federation.server_model no other, or use a method for several architectures,"
+    " such as fml; or, where method.sharing.scope is 'model', another scope",
 )
 Need.NESTED_LAYERS = Need(
     "layers of one name have one shape at all clients",
     _nested_layers,
-    "use one nested family of models, or method.sharing.scope = 'architecture'",
+    "use one nested family of models, or several clients with one model and method.sharing.scope = 'architecture'",
 )
 Need.SHARED_LAYERS = Need(
     "layers that clients have in common",
@@ -296,6 +306,7 @@ Need.SHARED_LAYERS = Need(
     "use one nested family of models, several clients with one model, or a method that exchanges something else, such"
     " as fedmd or fml",
     partial(_some_meet_nobody, across=True),
+    covers=(Need.NESTED_LAYERS,),
 )
 Need.SHARED_ARCHITECTURES = Need(
     "several clients with one architecture",
@@ -329,7 +340,7 @@ Need.ONE_OUTPUT = Need("a task with one output for each example, not one for eac
 Need.REAL_INPUTS = Need(
     "inputs of one tensor of real numbers",
     _real_inputs,
-    "expected inputs of floating point; use a method that makes no inputs, such as fedavg or fedgen",
+    "use a method that leaves inputs to the networks, such as fedavg or fedgen",
 )
 Need.ONE_INPUT = Need("inputs of one tensor", _one_input, "use a method that takes any inputs, such as fedavg or fedin")
 Need.ALL_CLASSES = Need(

@@ -97,7 +97,8 @@ class FedSelect(fl.Method[State]):
     combine: fl.Aggregate = fl.Aggregate()
 
     def needs(self) -> frozenset[fl.Need]:
-        return frozenset({fl.Need.NESTED_LAYERS, fl.Need.SHARED_LAYERS})
+        nested = replace(fl.Need.NESTED_LAYERS, advice="use one nested family of models")
+        return frozenset({nested, fl.Need.SHARED_LAYERS})
 
     def init(self, server: fl.Server) -> State:
         trained = {name for member in server.roster.values() for name in member.parameters}

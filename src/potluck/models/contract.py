@@ -14,7 +14,7 @@ from torch import Size, Tensor, nn
 
 from potluck.core.ground.errors import ConfigError
 from potluck.core.ground.inputs import Inputs, InputShape
-from potluck.core.needs import Need, Offer
+from potluck.core.needs import Need, Offer, Problem
 from potluck.core.nets.batchnorm import batch_norms, norms_of
 from potluck.core.nets.entrance import blank_inputs
 from potluck.core.nets.modes import mode
@@ -480,14 +480,14 @@ def classifier_of(net: nn.Module, input_shape: InputShape) -> frozenset[str]:
         ) from found
 
 
-def _no_stages(offer: Offer) -> str | None:
+def _no_stages(offer: Offer) -> Problem | None:
     for name, net in offer.nets.items():
         apart = f"{name}: it trains stages of a network apart, and"
         if not isinstance(net, StagedNet):
             if split_problem(net) is None and (problem := plan_of(net).stages_problem):  # else it is another need
                 return f"{apart} {type(net).__name__} {problem}"
         elif net.feature_fit is not None:
-            return f"{apart} federation.feature_width, which has to be left out, adds a layer behind them"
+            return f"{apart} federation.feature_width adds a layer behind them", "leave out federation.feature_width"
     return None
 
 
@@ -495,4 +495,5 @@ STAGES = Need(
     "networks in stages",
     _no_stages,
     "give its parts to potluck.models.contract.StagedNet; to see the stages of a network: potluck inspect FILE.py:NAME",
+    covers=(Need.DEPTH_PREFIXES,),
 )

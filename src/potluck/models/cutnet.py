@@ -76,9 +76,13 @@ class CutNet(nn.Module):
         Those are called "head" unless the net ends in an exit.
         """
         self._own.training = self.training
-        before = {name: place for name, place in self._places.items() if name != self._ending}
-        *found, last = self._plan.course.at(self._own, x, *before.values(), stop=self._stop)
-        outputs = {name: self._exit(name, h) for name, h in zip(before, found, strict=True)}
+        before = {place: name for name, place in self._places.items() if name != self._ending}
+
+        def exit_at(place: Place, h: Tensor) -> Tensor:  # on the way, as a staged net does: gradients add up in order
+            return self._exit(before[place], h)
+
+        *found, last = self._plan.course.at(self._own, x, *before, stop=self._stop, read=exit_at)
+        outputs = dict(zip(before.values(), found, strict=True))
         return {**outputs, self._ending or "head": last if self._ending is None else self._exit(self._ending, last)}
 
     @property

@@ -7,7 +7,7 @@ have.
 import copy
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import TypeVar, cast
 
 from torch import Size, Tensor, nn
@@ -313,13 +313,24 @@ class _OfPlan(Stages):
         return self._plan.channels[ends[0]]
 
     def _inside(self, stage: Stage) -> BlockTensors:
-        """By their names in the module that the stage is; or else by the number of the layer that reads them."""
-        if stage.module is not None:
-            return {name.removeprefix(f"{stage.module}."): name for name in sorted(stage.names)}
+        """By their names in the module that has all of them; or else by the number of the layer that reads them."""
         read = dict.fromkeys(name for _, name in self._plan.uses if name in stage.names)
         layers = list(dict.fromkeys(name.rpartition(".")[0] for name in read))
+        if (module := stage.module or self._around(layers, stage.names)) is not None:
+            return {name.removeprefix(f"{module}."): name for name in sorted(stage.names)}
         parted = (name.rpartition(".") for name in read)
         return {f"{layers.index(layer)}.{own}": f"{layer}.{own}".lstrip(".") for layer, _, own in parted}
+
+    def _around(self, layers: Sequence[str], names: Set[str]) -> str | None:
+        """The module that has these layers, if they are several, and no other tensors than these."""
+
+        def inside(path: str) -> Set[str]:
+            return {name for _, name in self._plan.uses if name.startswith(f"{path}.")}
+
+        path = layers[0] if len(layers) > 1 else ""
+        while path and not names <= inside(path):
+            path = path.rpartition(".")[0]
+        return path if path and inside(path) == names else None
 
 
 def stages_of(net: nn.Module | Stages) -> Stages:

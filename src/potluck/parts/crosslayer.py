@@ -7,7 +7,7 @@ apart from the method that made it, and gives deep layers a share of the directi
 Clients notice nothing, which is why this works over any method that moves weights on the server.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import Field, dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal, Protocol, TypeVar
 
@@ -16,16 +16,20 @@ from torch import Size, Tensor, nn
 
 from potluck.core.ground.fields import Checked, above, at_least, require
 from potluck.core.ground.inputs import InputShape
-from potluck.core.needs import Need, Offer
+from potluck.core.needs import Need, Offer, Problem
 from potluck.core.nets.batchnorm import BATCH_NORMS
+from potluck.core.nets.splitting import plan_of, split_problem
 from potluck.core.nets.weights import Weights
 from potluck.core.roles import Cohort, Server
 from potluck.models.contract import Blocks, StagedNet
+from potluck.models.stages import stages_of
 from potluck.parts.sharing import GroupWeights, HasWeights, SharesWeights
 
 EPSILON = 1e-7  # what the authors' code adds to what it divides by
 
 LayerKind = tuple[type[nn.Module], Size]
+Blocked = Sequence[Sequence[tuple[str, LayerKind]]]
+"""Of each block of a net, name and kind of each weight that may be mixed."""
 
 
 def across_blocks(net: nn.Module, input_shape: InputShape = ()) -> dict[str, str]:
@@ -34,12 +38,15 @@ def across_blocks(net: nn.Module, input_shape: InputShape = ()) -> dict[str, str
     In a ResNet these are the convolutions of all blocks of a stage but the first, and the second convolution of that
     one, as in the authors' code: from stage to stage shapes differ.
     """
-    pairs, sources = dict[str, str](), dict[LayerKind, str]()
-    for block in _blocks(net):
-        found = _weights(net, block)
-        pairs |= {name: sources[kind] for name, kind in found if kind in sources}
-        sources |= {kind: name for name, kind in found if kind not in sources}
-    return pairs
+
+    def paired(blocks: Blocked) -> dict[str, str]:
+        pairs, sources = dict[str, str](), dict[LayerKind, str]()
+        for found in blocks:
+            pairs |= {name: sources[kind] for name, kind in found if kind in sources}
+            sources |= {kind: name for name, kind in found if kind not in sources}
+        return pairs
+
+    return _first_pairs(net, paired)
 
 
 def inside_blocks(net: nn.Module, input_shape: InputShape = ()) -> dict[str, str]:
@@ -47,13 +54,15 @@ def inside_blocks(net: nn.Module, input_shape: InputShape = ()) -> dict[str, str
 
     In a transformer that is the second norm of each block, and its first, as in the authors' code.
     """
-    pairs = dict[str, str]()
-    for block in _blocks(net):
-        sources = dict[LayerKind, str]()
-        for name, kind in _weights(net, block):
-            if sources.setdefault(kind, name) != name:
-                pairs[name] = sources[kind]
-    return pairs
+
+    def paired(blocks: Blocked) -> dict[str, str]:
+        pairs = dict[str, str]()
+        for found in blocks:
+            sources = dict[LayerKind, str]()
+            pairs |= {name: sources[kind] for name, kind in found if sources.setdefault(kind, name) != name}
+        return pairs
+
+    return _first_pairs(net, paired)
 
 
 @dataclass(frozen=True)
@@ -85,9 +94,8 @@ class CrossLayer(Checked):
 
     def need(self) -> Need:
         """That there is something to mix."""
-        where, other = ("different blocks", "inside") if self.pairs == "across" else ("one block", "across")
-        advice = f"choose {'deeper' if self.pairs == 'across' else 'other'} models, or method.inco.pairs = {other!r}"
-        return Need(f"two layers of one type and shape in {where}", self._nothing_in, advice)
+        advice = "choose models with such layers, or the method without InCo, such as fedavg"
+        return Need(f"two layers of one type and shape in {self._where}", self._nothing_in, advice)
 
     def pairs_of(self, server: Server, architectures: Iterable[str]) -> dict[str, str]:
         """The pairs of all layers of these architectures; where they disagree, those of the last."""
@@ -121,13 +129,25 @@ class CrossLayer(Checked):
     def _question(self) -> Callable[[nn.Module, InputShape], dict[str, str]]:
         return across_blocks if self.pairs == "across" else inside_blocks
 
-    def _nothing_in(self, offer: Offer) -> str | None:
-        shapes = [net.get_parameter(deep).shape for net in offer.nets.values() for deep in self._question(net, ())]
-        if any(map(self.mixes, shapes)):
+    @property
+    def _where(self) -> str:
+        return "different blocks" if self.pairs == "across" else "one block"
+
+    def _mixed_of(self, offer: Offer) -> list[Size]:
+        """The shapes of what it pairs in the networks, of those that it mixes."""
+        pairs = ((net, deep) for net in offer.nets.values() for deep in self._question(net, ()))
+        return [shape for net, deep in pairs if self.mixes(shape := net.get_parameter(deep).shape)]
+
+    def _nothing_in(self, offer: Offer) -> Problem | None:
+        if self._mixed_of(offer):
             return None
-        if shapes:
-            return "its layers of one shape are 1 x 1 convolutions, which only method.inco.granularity = 'tensor' mixes"
-        return f"it mixes the updates of layers of one shape, which it does not find in {', '.join(offer.nets)}"
+        ways = {"granularity": "tensor", "pairs": "inside" if self.pairs == "across" else "across"}
+        ways = {key: value for key, value in ways.items() if replace(self, **{key: value})._mixed_of(offer)}
+        but = " but 1 x 1 convolutions" if "granularity" in ways else ""
+        found = f"it mixes the updates of two layers of one type and shape in {self._where}, and there are none{but} in"
+        advice = [f"choose models with such layers, or method.inco.{key} = {value!r}" for key, value in ways.items()]
+        problem = f"{found} {', '.join(offer.nets)}"
+        return (problem, advice[0]) if advice else problem
 
     def _theta(self, alpha: Tensor, beta: Tensor) -> Tensor:
         if self.rule == "released":
@@ -184,13 +204,16 @@ class InCo(SharesWeights[P]):
         return {group: sorted(names, key=lambda name: (size[name], name)) for group, names in found.items()}
 
 
-def _blocks(net: nn.Module) -> list[str]:
-    """Names of a net's blocks: of a staged net the blocks of its stages, or stages that have none; else its children.
+def _first_pairs(net: nn.Module, paired: Callable[[Blocked], dict[str, str]]) -> dict[str, str]:
+    """The pairs of a staged net's blocks; of another net's children or, if these have none, of its stages."""
+    if isinstance(net, StagedNet):
+        return paired([_weights(net, block) for block in _blocks(net)])
+    children = paired([_weights(net, name) for name, _ in net.named_children()])
+    return children or paired(_by_stage(net))
 
-    The head and exits are left out.
-    """
-    if not isinstance(net, StagedNet):
-        return [name for name, _ in net.named_children()]
+
+def _blocks(net: StagedNet) -> list[str]:
+    """Names of a staged net's blocks: those of its stages, or stages that have none, without the head and exits."""
     found: list[str] = []
     for name, stage in net.named_stages().items():
         parts = [f"{name}.{part}" for part, _ in stage.named_children()] if isinstance(stage, Blocks) else [name]
@@ -206,3 +229,11 @@ def _weights(net: nn.Module, block: str) -> list[tuple[str, LayerKind]]:
         if weight is not None and weight.requires_grad and not isinstance(layer, BATCH_NORMS):
             found.append((f"{name}.weight", (type(layer), weight.shape)))
     return found
+
+
+def _by_stage(net: nn.Module) -> Blocked:
+    """The same of a net's stages by its dataflow; nothing if it has none that can be told apart."""
+    if split_problem(net) is not None or plan_of(net).stages_problem:
+        return []
+    weights = _weights(net, "")
+    return [[one for one in weights if one[0] in names] for names in stages_of(net).names().values()]

@@ -62,7 +62,10 @@ _ALIKE = (
     " method that exchanges something else, such as fedmd or fml"
 )
 MEETING = Need(
-    "layers or features of one shape that clients have in common", partial(_nothing_fits, layers=True), _ALIKE
+    "layers or features of one shape that clients have in common",
+    partial(_nothing_fits, layers=True),
+    _ALIKE,
+    covers=(Need.NESTED_LAYERS,),
 )
 """Of methods that average layers by name, and exchange features which fit only networks with features of that shape."""
 

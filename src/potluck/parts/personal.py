@@ -42,7 +42,7 @@ class KeepsLayers(Averages):
     def needs(self) -> frozenset[Need]:
         """Layers that can be averaged and meet another client's, beside those that stay."""
         one = {Need.ONE_ARCHITECTURE} if self.sharing.scope == "model" else set[Need]()
-        text, advice = "layers in common beside those that stay at clients", "use models of one nested family"
+        text, advice = "layers in common beside those that stay at clients", "use one nested family of models"
         return frozenset({*one, Need(text, self._why_nothing_meets, advice)})
 
     def init(self, server: Server) -> Averaged:

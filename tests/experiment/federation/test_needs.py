@@ -122,7 +122,7 @@ def in_groups(scale=FULL):
         (
             Need.REAL_INPUTS,
             {"sites": {0: Site(0, "toy1", TOKENS, TOKENS, TOKENS)}},
-            "real numbers, and those here are whole numbers; expected inputs of floating point; use a method that",
+            "one tensor of real numbers, and those here are whole numbers; use a method that leaves inputs to",
         ),
         (Need.REAL_INPUTS, {"public": TOKENS}, "real numbers, and those here are whole numbers"),
     ],
@@ -149,14 +149,14 @@ def whole_numbers(federation):
 def test_methods_that_make_inputs_are_refused_where_inputs_are_tokens(name):
     needs, federation = get_method(name)().needs(), toy_federation(World())
     check_needs(needs, name, Offer.of(federation))
-    with pytest.raises(ConfigError, match=rf"^{name} cannot run here: it makes inputs of real numbers.*$"):
+    with pytest.raises(ConfigError, match=rf"^{name} cannot run here: it works on inputs themselves.*$"):
         check_needs(needs, name, Offer.of(whole_numbers(federation)))
 
 
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        ("fedmk", r"it makes inputs of one tensor, and those here have names: age \(10\)"),
+        ("fedmk", r"as one tensor of real numbers, and those here have names: age \(10\)"),
         ("fedepth", r"it reckons with inputs of one tensor, and those here have names: age \(10\)"),
     ],
 )

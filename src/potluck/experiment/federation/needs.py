@@ -20,9 +20,11 @@ def check_needs(needs: Iterable[Need], method_name: str, offer: Offer) -> None:
     Raises:
         ConfigError: one line with every need that is not met and what to do about it.
     """
-    problems = [problem for need in sorted(needs, key=attrgetter("text")) if (problem := need.problem(offer))]
+    problems = {need: said for need in sorted(needs, key=attrgetter("text")) if (said := need.problem(offer))}
+    covered = {other.text for need in problems for other in need.covers}
     if problems:
-        raise ConfigError(f"{method_name} cannot run here: {'; '.join(problems)}")
+        said = (problem for need, problem in problems.items() if need.text not in covered)
+        raise ConfigError(f"{method_name} cannot run here: {'; '.join(said)}")
 
 
 def cautions(needs: Iterable[Need], method_name: str, offer: Offer) -> list[str]:

@@ -67,13 +67,27 @@ class Course:
                 outputs = reached.value
         return found, outputs
 
-    def at(self, net: nn.Module, inputs: Inputs, *places: Place, stop: Place | None = None) -> tuple[Tensor, ...]:
+    def at(
+        self,
+        net: nn.Module,
+        inputs: Inputs,
+        *places: Place,
+        stop: Place | None = None,
+        read: Callable[[Place, Tensor], Tensor] = lambda place, x: x,
+    ) -> tuple[Tensor, ...]:
         """The tensors at these places and the net's outputs, or what it has at `stop`, all of one ordinary pass.
+
+        Args:
+            net: of this architecture.
+            inputs: (batch, ...).
+            places: where.
+            stop: where the pass ends.
+            read: makes of the tensor at a place what is returned of it, as soon as it is there.
 
         Raises:
             CannotSplit: the pass does not come to one of them.
         """
-        found, outputs = self.seen(net, inputs, places, _own, stop)
+        found, outputs = self.seen(net, inputs, places, lambda place, x: read(place, _own(place, x)), stop)
         if missing := [place for place in places if place not in found]:
             raise CannotSplit(f"{missing[0]} was not reached")
         return (*(found[place] for place in places), outputs)
