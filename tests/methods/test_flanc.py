@@ -338,7 +338,7 @@ def test_a_layer_that_cannot_be_divided_is_named_before_training(play):
     with pytest.raises(
         ConfigError,
         match=r"flanc: at width 0\.3 stages\.body\.0 has 3 input channels, which cannot be divided into groups of 2,"
-        r" as its bank's filters read; choose other levels, or channels",
+        r" as its bank's filters read; choose a network whose channels double from block to block or stay, or",
     ):
         play(FLANC(levels=(1.0, 0.3), channels=0.25), images(1.0), rounds=0)
 

@@ -102,7 +102,9 @@ def test_needs__of_networks_without_stages():
     assert STAGES.problem(offer(a=Plain)) is None
     scaled = offer(a=Plain, b=lambda: Plain("scaled"))
     for need in (WHOLE_HEAD, COMMON_HEAD):
-        assert (need.problem(scaled) or "").startswith("the head of b cannot be taken out: what is computed from")
+        said = need.problem(scaled) or ""
+        assert said.startswith("the head of b cannot be taken out: what is computed from")
+        assert said.endswith(WHOLE_HEAD.advice)  # a federation.feature_width would not help
     assert "widths differ: a 6, b 7" in (COMMON_WIDTH.problem(offer(a=Plain, b=lambda: Plain(width=7))) or "")
     line = offer(a=lambda: nn.Sequential(nn.Flatten(), nn.Linear(128, 3)))
     assert (Need.SPLIT_MODEL.problem(line) or "").startswith("a: Sequential cannot be split into extractor, interm")

@@ -97,7 +97,8 @@ class FLANC(fl.width.WidthSlices[State]):
             try:
                 net = nets[level] = fl.banks.composed(server.build(width=level), banks)
             except fl.ConfigError as error:
-                raise fl.ConfigError(f"flanc: at width {level:g} {error}; choose other levels, or channels") from error
+                advice = "choose a network whose channels double from block to block or stay, or other method.levels"
+                raise fl.ConfigError(f"flanc: at width {level:g} {error}; {advice}") from error
             for layer in fl.banks.layers_of(net).values():
                 spread = math.sqrt(2 / len(layer.coefficients.weight))
                 nn.init.normal_(layer.coefficients.weight, std=spread, generator=server.rng)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from potluck.core.federation import Member
 from potluck.core.ground.inputs import InputShape
-from potluck.core.needs import Need, Offer
+from potluck.core.needs import Need, Offer, Problem
 from potluck.core.nets.batchnorm import batch_norms
 from potluck.core.nets.splitting import split_problem
 from potluck.core.nets.weights import parameters_of, weights_of
@@ -63,9 +63,9 @@ def _shapes(head: nn.Module) -> dict[str, tuple[int, ...]]:
     return {name: tuple(tensor.shape) for name, tensor in weights_of(head).items()}
 
 
-def _different_heads(offer: Offer) -> str | None:
+def _different_heads(offer: Offer) -> Problem | None:
     if problem := _no_whole_head(offer):
-        return problem
+        return problem, WHOLE_HEAD.advice
     heads = {name: _shapes(head) for name, head in _heads(offer).items()}
     for name, shapes in heads.items():
         first, expected = next(iter(heads.items()))
