@@ -82,8 +82,8 @@ def test_core_imports_the_standard_library_torch_safetensors_and_itself():
     nothing_else(files("core"), "torch", "safetensors", "potluck.core")
 
 
-def test_parts_import_core_and_the_contract_the_split_and_the_stages_of_models():
-    models = ("potluck.models.contract", "potluck.models.split", "potluck.models.stages")
+def test_parts_import_core_and_the_contract_the_split_the_fitting_and_the_stages_of_models():
+    models = (f"potluck.models.{name}" for name in ("contract", "fitting", "split", "stages"))
     nothing_else(files("parts"), "torch", "numpy", "potluck.core", "potluck.parts", *models)
 
 

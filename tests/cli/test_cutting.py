@@ -88,7 +88,14 @@ def test_it_draws_the_parts_that_the_user_chooses(potluck, nets):
         ["intermediate", ""],
         ["classifier", "middle, last"],
     ]
-    assert "the head cannot be taken out: what is computed from <middle is not the output of one module" in shown.out
+    shown = potluck(f"inspect {nets}:Net --shape 1x8x8 --classes 3 --cut conv1 --cut '>conv2'")
+    assert [row[:2] for row in rows(shown.out)[:3]] == [
+        ["extractor", "conv1"],
+        ["intermediate", "conv2"],
+        ["classifier", "middle, last"],
+    ]
+    assert "the head cannot be taken out: what comes behind conv2 reads features of shape (6, 4, 4)" in shown.out
+    assert "cut = ['conv1', '>conv2']" in shown.out
 
 
 def test_it_draws_the_stages_that_the_user_chooses_and_says_where_there_is_but_one(potluck, nets):

@@ -19,7 +19,7 @@ from potluck.experiment.federation.needs import check_needs
 from potluck.methods.fedavg import FedAvg
 from potluck.methods.fedet import FedET, TransferLoss, consensus, shares
 from potluck.models.contract import StagedNet
-from potluck.parts.heads import COMMON_HEAD, SERVERS_HEAD
+from potluck.parts.heads import COMMON_HEAD, SERVERS_HEAD, WHOLE_HEAD
 from potluck.parts.means import Aggregate
 from potluck.parts.sharing import Sharing
 
@@ -344,7 +344,8 @@ def test_messages_are_fedavg_s(play, mixed):
 
 
 def test_heads_of_one_shape_are_needed_only_where_they_travel():
-    assert FedET().needs() == {Need.PUBLIC_DATA, Need.CLASSES, Need.SPLIT_MODEL, COMMON_HEAD, SERVERS_HEAD}
+    heads = {WHOLE_HEAD, COMMON_HEAD, SERVERS_HEAD}
+    assert FedET().needs() == {Need.PUBLIC_DATA, Need.CLASSES, Need.SPLIT_MODEL} | heads
     assert replace(FedET(), representation="none").needs() == {Need.PUBLIC_DATA, Need.CLASSES}
 
 

@@ -14,7 +14,7 @@ from potluck.core.requests.fit import LocalTraining
 from potluck.experiment.federation.needs import check_needs
 from potluck.methods.lgfedavg import LGFedAvg
 from potluck.models.contract import StagedNet
-from potluck.parts.heads import COMMON_HEAD
+from potluck.parts.heads import COMMON_HEAD, WHOLE_HEAD
 from potluck.parts.means import Aggregate
 
 EXACTLY = {"rtol": 0, "atol": 0}
@@ -134,7 +134,7 @@ def test_a_heads_statistics_are_averaged_with_its_weights(play, clouds):
 
 
 def test_needs_a_common_head_and_nothing_in_common_before_it(unlike, clouds):
-    assert LGFedAvg().needs() == {Need.SPLIT_MODEL, COMMON_HEAD}
+    assert LGFedAvg().needs() == {Need.SPLIT_MODEL, WHOLE_HEAD, COMMON_HEAD}
     assert LGFedAvg(averaged="all").needs() == {Need.ONE_ARCHITECTURE}
     check_needs(LGFedAvg().needs(), "lgfedavg", Offer.of(unlike))
     with pytest.raises(ConfigError, match="all clients get one head"):

@@ -1,5 +1,7 @@
 """What the conformance suite does not ask of networks that are cut by their dataflow: see `cuts_any_network_alike`."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
@@ -81,17 +83,17 @@ def test_split__levels_are_what_stages_put_out_and_go_on_from_each():
     ("head", "problem"),
     [
         ("linear", None),
-        ("convolution", r"what is computed from <classes is not the output of one module"),
-        ("scaled", r"what is computed from <classes is not the output of one module"),
+        ("convolution", r"what comes behind <classes reads features of shape \(6, 1, 1\)"),
+        ("scaled", None),
     ],
 )
-def test_split__a_head_is_taken_out_where_one_module_gives_the_outputs(head, problem):
+def test_split__a_head_is_taken_out_where_it_reads_a_row(head, problem):
     net = made(head)
     parts = split(net)
-    assert parts.head_problem() == problem
     if problem is None:
-        assert parts.head is net.get_submodule(parts.head_name)
-        assert parts.head_name == "classes"
+        assert parts.head_problem() is None
+        assert parts.head_name == ("" if head == "scaled" else "classes")
+        assert set(map(id, parts.head.parameters())) == set(map(id, net.classes.parameters()))
         return
     with pytest.raises(ConfigError, match=f"^the head of Plain cannot be taken out: {problem}$"):
         parts.head  # noqa: B018
@@ -100,17 +102,14 @@ def test_split__a_head_is_taken_out_where_one_module_gives_the_outputs(head, pro
 def test_needs__of_networks_without_stages():
     assert all(need.problem(offer(a=Plain, b=Plain)) is None for need in (Need.SPLIT_MODEL, COMMON_WIDTH, COMMON_HEAD))
     assert STAGES.problem(offer(a=Plain)) is None
-    scaled = offer(a=Plain, b=lambda: Plain("scaled"))
-    for need in (WHOLE_HEAD, COMMON_HEAD):
-        said = need.problem(scaled) or ""
-        assert said.startswith("the head of b cannot be taken out: what is computed from")
-        assert said.endswith(WHOLE_HEAD.advice)  # a federation.feature_width would not help
+    maps = offer(a=Plain, b=lambda: Plain("convolution"))
+    assert (WHOLE_HEAD.problem(maps) or "").startswith("the head of b cannot be taken out: what comes behind")
     assert "widths differ: a 6, b 7" in (COMMON_WIDTH.problem(offer(a=Plain, b=lambda: Plain(width=7))) or "")
     line = offer(a=lambda: nn.Sequential(nn.Flatten(), nn.Linear(128, 3)))
     assert (Need.SPLIT_MODEL.problem(line) or "").startswith("a: Sequential cannot be split into extractor, interm")
     other = Offer(
-        {"a": Plain, "s": lambda: Plain("scaled")}, {0: "a"}, server_architecture="s", public=False, unvalidated=(),
-        input_shape=(2, 8, 8),
+        {"a": Plain, "s": partial(Plain, "convolution")}, {0: "a"}, server_architecture="s", public=False,
+        unvalidated=(), input_shape=(2, 8, 8),
     )  # fmt: skip
     assert "and that of s cannot be taken out" in (SERVERS_HEAD.problem(other) or "")
 

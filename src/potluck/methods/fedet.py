@@ -122,7 +122,7 @@ class FedET(fl.SharesWeights[State]):
 
     def needs(self) -> frozenset[fl.Need]:
         heads = (
-            {fl.Need.SPLIT_MODEL, fl.heads.COMMON_HEAD, fl.heads.SERVERS_HEAD}
+            {fl.Need.SPLIT_MODEL, fl.heads.WHOLE_HEAD, fl.heads.COMMON_HEAD, fl.heads.SERVERS_HEAD}
             if self.representation == "head"
             else set[fl.Need]()
         )
@@ -154,7 +154,7 @@ class FedET(fl.SharesWeights[State]):
         report = server.fit(fl.Fit(model, TransferLoss(self.diversity), lesson, self.server_training))
         server.note(transfer_loss=report.loss)
         pool, back = means.over(state.weights, "weights", "buffers"), self._travelling(model)
-        owned = {f"{name}.{n}": tensor for name in self._head_names(server) for n, tensor in back.items()}
+        owned = {prefix + n: tensor for prefix in self._head_prefixes(server) for n, tensor in back.items()}
         return State(
             {u: weights | {n: owned[n] for n in weights if n in owned} for u, weights in pool.items()},
             fl.learnt_of(model),
@@ -173,11 +173,11 @@ class FedET(fl.SharesWeights[State]):
         """The layers of a model that travel, by their names in its head."""
         return {} if self.representation == "none" else fl.learnt_of(fl.split(net).head)
 
-    def _head_names(self, server: fl.Server) -> set[str]:
-        """What clients' models call the layers that travel."""
+    def _head_prefixes(self, server: fl.Server) -> set[str]:
+        """What the names of the layers that travel begin with in clients' models."""
         if self.representation == "none":
             return set()
-        return {server.about(member.architecture, fl.heads.head_name) for member in server.roster.values()}
+        return {server.about(member.architecture, fl.heads.head_prefix) for member in server.roster.values()}
 
 
 @dataclass(frozen=True)

@@ -169,7 +169,7 @@ class GuidedLoss:
     beta: float
 
     def __call__(self, net: nn.Module, batch: fl.Batch, extras: fl.Extras) -> Tensor:
-        head, generator, outputs = fl.split(net).head, extras["generator"], net(batch.inputs)
+        head, generator, outputs = fl.split(net).classifier, extras["generator"], net(batch.inputs)
         labels = torch.multinomial(extras["labels"], len(batch.targets), replacement=True)
         generated = F.cross_entropy(head(generator.drawn(labels)[0]), labels)
         loss = self.criterion(outputs, batch.targets) + self.alpha * generated

@@ -72,9 +72,8 @@ class FedGH(fl.Method[State]):
     clients_adopt: bool = True
 
     def needs(self) -> frozenset[fl.Need]:
-        return frozenset(
-            {fl.Need.SPLIT_MODEL, fl.Need.CLASSES, fl.heads.COMMON_HEAD, fl.heads.PLAIN_HEAD, fl.heads.TRAINED_HEAD}
-        )
+        heads = {fl.heads.WHOLE_HEAD, fl.heads.COMMON_HEAD, fl.heads.PLAIN_HEAD, fl.heads.TRAINED_HEAD}
+        return frozenset({fl.Need.SPLIT_MODEL, fl.Need.CLASSES} | heads)
 
     def init(self, server: fl.Server) -> State:
         return State(fl.learnt_of(_new_head(server)))

@@ -73,7 +73,9 @@ class LGFedAvg(fl.Method[State]):
 
     def needs(self) -> frozenset[fl.Need]:
         return frozenset(
-            {fl.Need.SPLIT_MODEL, fl.heads.COMMON_HEAD} if self.averaged == "head" else {fl.Need.ONE_ARCHITECTURE}
+            {fl.Need.SPLIT_MODEL, fl.heads.WHOLE_HEAD, fl.heads.COMMON_HEAD}
+            if self.averaged == "head"
+            else {fl.Need.ONE_ARCHITECTURE}
         )
 
     def init(self, server: fl.Server) -> State:
@@ -107,7 +109,7 @@ class LGFedAvg(fl.Method[State]):
 
     def _prefix(self, server: fl.Server, member: fl.Member) -> str:
         """What the names of the global layers begin with in a client's network."""
-        return f"{server.about(member.base, fl.heads.head_name)}." if self.averaged == "head" else ""
+        return server.about(member.base, fl.heads.head_prefix) if self.averaged == "head" else ""
 
     def _global_layers(self, net: nn.Module) -> nn.Module:
         return fl.split(net).head if self.averaged == "head" else net

@@ -79,6 +79,15 @@ def fitted(builder: Builder, fit: FeatureFit, num_classes: int, input_shape: Inp
     return make
 
 
+def takes_fit(builder: Builder, input_shape: InputShape) -> bool:
+    """Whether features of a builder's networks can be brought to any width."""
+    try:
+        fitted(builder, FeatureFit(1), 2, input_shape, "models")
+    except ConfigError:
+        return False
+    return True
+
+
 def _full(fitting: "_Fitting") -> nn.Module:
     """A network with fitted features, of a builder that takes no `scale`."""
     return fitting.applied(fitting.builder(), FULL)
@@ -128,7 +137,11 @@ class _Fitting:
                 raise self.refused(problem)
             return net.num_features, net.head_name
         plan = self._plan(net, scale)
-        if (problem := plan.head_problem()) or plan.head is None:
+        if plan.head is None:
+            raise self.refused(
+                f"its head cannot be replaced: what is computed from {plan.features} is no module's output"
+            )
+        if problem := plan.head_problem():
             raise self.refused(f"its head cannot be replaced: {problem}")
         return plan.width, plan.head
 

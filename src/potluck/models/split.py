@@ -11,11 +11,12 @@ from torch import Size, Tensor, nn
 
 from potluck.core.ground.errors import ConfigError
 from potluck.core.ground.inputs import Inputs, InputShape
-from potluck.core.nets.classes import spread_outputs
+from potluck.core.nets.classes import own_outputs, spread_outputs
 from potluck.core.nets.entrance import blank_inputs
 from potluck.core.nets.modes import mode
 from potluck.core.nets.splitting import CannotSplit, plan_of
 from potluck.models.contract import StagedNet, channel_axis, staged
+from potluck.models.cutnet import CutNet
 
 
 class Passed(NamedTuple):
@@ -76,22 +77,33 @@ class Split(ABC):
     @property
     @abstractmethod
     def head(self) -> nn.Module:
-        """The last module, features (batch, num_features) to outputs; its tensors have names of their own.
+        """The last module, features (batch, num_features) to outputs; its tensors are the network's.
 
-        Of a network with own classes it puts out those alone, unlike `classifier`.
+        They have names of their own where it is a module of the network. Of a network that ends in functions it is what
+        comes behind the features, with tensors under the network's names. Of a network with own classes it puts out
+        those alone, unlike `classifier`.
 
         Raises:
-            ConfigError: no one module reads all features and gives the outputs.
+            ConfigError: it does not stand alone.
         """
 
     @property
     @abstractmethod
     def head_name(self) -> str:
-        """What the names of the head's tensors begin with in the network, without the dot.
+        """The name of the module that is the head; empty if what comes behind the features is none.
 
         Raises:
             ConfigError: as `head`.
         """
+
+    @property
+    def head_prefix(self) -> str:
+        """What the names of the head's tensors begin with in the network, with the dot.
+
+        Raises:
+            ConfigError: as `head`.
+        """
+        return self.head_name and f"{self.head_name}."
 
     @property
     @abstractmethod
@@ -215,14 +227,16 @@ class _OfPlan(Split):
 
     @property
     def head(self) -> nn.Module:
-        return self._net.get_submodule(self.head_name)
+        if name := self.head_name:
+            return self._net.get_submodule(name)
+        with own_outputs(self._net):
+            return CutNet(self._net, start=self._plan.features)
 
     @property
     def head_name(self) -> str:
         if problem := self._plan.head_problem():
             raise CannotSplit(f"the head of {type(self._net).__name__} cannot be taken out: {problem}")
-        assert self._plan.head is not None
-        return self._plan.head
+        return self._plan.head or ""
 
     @property
     def intermediate_names(self) -> frozenset[str]:

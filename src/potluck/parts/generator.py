@@ -99,6 +99,6 @@ def sent_heads(replies: Replies, server: Server) -> nn.ModuleList:
     for i, reply in replies.items():
         net = nets[server.roster[i].architecture]
         sent = {**reply["weights"], **reply.get("buffers", {})}
-        own = {name: tensor for name, tensor in sent.items() if name.startswith(f"{split(net).head_name}.")}
+        own = {name: tensor for name, tensor in sent.items() if name.startswith(split(net).head_prefix)}
         heads.append(copy.deepcopy(split(load(net, own, partial=True)).head))
     return heads

@@ -15,6 +15,7 @@ from potluck.core.nets.batchnorm import batch_norms
 from potluck.core.nets.splitting import split_problem
 from potluck.core.nets.weights import parameters_of, weights_of
 from potluck.core.roles import Server
+from potluck.models.fitting import takes_fit
 from potluck.models.split import Split, split
 from potluck.parts.classes import rows_for
 
@@ -24,16 +25,16 @@ def client_net(server: Server) -> nn.Module:
     return server.build(next(iter(server.roster.values())).base)
 
 
-def head_name(net: nn.Module, input_shape: InputShape) -> str:
-    """What a network calls its head."""
-    return split(net).head_name
+def head_prefix(net: nn.Module, input_shape: InputShape) -> str:
+    """What the names of the head's tensors begin with in a network."""
+    return split(net).head_prefix
 
 
 def head_for(head: Mapping[str, Tensor], member: Member, server: Server) -> Mapping[str, Tensor]:
     """Of a head with all classes, by names in it, what a client's own has."""
     if member.head is None:
         return head
-    return rows_for(head, member, f"{server.about(member.base, head_name)}.")
+    return rows_for(head, member, server.about(member.base, head_prefix))
 
 
 def _parts(offer: Offer) -> dict[str, Split]:
@@ -51,12 +52,24 @@ def _no_whole_head(offer: Offer) -> str | None:
     return next((f"the head of {name} cannot be taken out: {problem}" for name, problem in problems if problem), None)
 
 
-def _different_widths(offer: Offer) -> str | None:
+_OF_ONE_WIDTH = "whose heads read features of one width"
+_OF_ONE_SHAPE = "whose heads have the same layers and read features of one width"
+
+
+def _where_none_fits(problem: str, heads: str, offer: Offer) -> Problem:
+    """The problem, and what to choose where `federation.feature_width` refuses a network, too."""
+    name = next((name for name in offer.nets if not takes_fit(offer.architectures[name], offer.input_shape)), None)
+    advice = f"choose models {heads}; federation.feature_width cannot bring features of {name} to another"
+    return problem if name is None else (problem, advice)
+
+
+def _different_widths(offer: Offer) -> Problem | None:
     widths = {name: parts.num_features for name, parts in _parts(offer).items()}
     if len(set(widths.values())) < 2:
         return None
     found = ", ".join(f"{name} {width}" for name, width in widths.items())
-    return f"it compares features of one client with those of others, and their widths differ: {found}"
+    problem = f"it compares features of one client with those of others, and their widths differ: {found}"
+    return _where_none_fits(problem, _OF_ONE_WIDTH, offer)
 
 
 def _shapes(head: nn.Module) -> dict[str, tuple[int, ...]]:
@@ -64,13 +77,12 @@ def _shapes(head: nn.Module) -> dict[str, tuple[int, ...]]:
 
 
 def _different_heads(offer: Offer) -> Problem | None:
-    if problem := _no_whole_head(offer):
-        return problem, WHOLE_HEAD.advice
     heads = {name: _shapes(head) for name, head in _heads(offer).items()}
     for name, shapes in heads.items():
         first, expected = next(iter(heads.items()))
         if shapes != expected:
-            return f"all clients get one head, but that of {first} has {expected} and that of {name} {shapes}"
+            problem = f"all clients get one head, but that of {first} has {expected} and that of {name} {shapes}"
+            return _where_none_fits(problem, _OF_ONE_SHAPE, offer)
     return None
 
 
@@ -113,7 +125,7 @@ def _frozen_bodies(offer: Offer) -> str | None:
 COMMON_WIDTH = Need(
     "features of one width at all clients",
     _different_widths,
-    "choose models whose heads read features of one width, or set federation.feature_width, which adds a layer",
+    f"choose models {_OF_ONE_WIDTH}, or set federation.feature_width, which adds a layer",
 )
 TRAINED_BODY = Need(
     "networks of which more is trained than the head",
@@ -121,14 +133,15 @@ TRAINED_BODY = Need(
     "let more of it be trained, or use a method that trains the head, such as fedper",
 )
 WHOLE_HEAD = Need(
-    "heads that are one module, which reads a row of numbers",
+    "heads that read a row of numbers",
     _no_whole_head,
-    "end forward in one module, such as an nn.Linear of flat features, or use a method that takes no head out",
+    "give what the head reads, in a row for each example, to a module of the network, such as an nn.Linear or an"
+    " nn.Identity, or use a method that takes no head out",
 )
 COMMON_HEAD = Need(
     "heads of one shape at all clients",
     _different_heads,
-    "choose models whose heads have the same layers and read features of one width, or set federation.feature_width",
+    f"choose models {_OF_ONE_SHAPE}, or set federation.feature_width",
 )
 SERVERS_HEAD = Need(
     "a server's model whose head has the shape of the clients'",

@@ -369,7 +369,7 @@ def test_plan__says_in_one_line_why_there_is_none(net, expected):
 def test_plan__of_a_net_with_two_heads_what_both_read_are_the_features_and_no_head_can_be_taken_out():
     plan = plan_for(made(Branches))
     assert plan.names(plan.features, None) == {"mean.weight", "mean.bias", "top.weight", "top.bias"}
-    assert plan.head_problem() == "what is computed from join is not the output of one module"
+    assert plan.head_problem() == "what comes behind join reads features of shape (6, 8, 8)"
 
 
 def test_plan__of_tied_weights_no_head_can_be_taken_out():

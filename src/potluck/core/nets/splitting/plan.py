@@ -63,7 +63,8 @@ class SplitPlan:
         stages: in order; the first is the extractor, and the last ends where pooling and head begin, or the head.
         extractor: where the extractor ends.
         features: what the head reads.
-        head: name of the head, if it is one module whose output is the net's in both modes; else None.
+        head: name of the head, if it is one module whose output is the net's in both modes; else None, and what comes
+            behind the features is the head, such as a function of parameters.
         channels: by place, which axis of one example's tensor has the channels.
         flat: whether features are one row of numbers for each example, since outputs are.
         uses: each time that a weight or buffer is read: how many operations come before it, and its name.
@@ -101,11 +102,11 @@ class SplitPlan:
         return features.flatten(1) if self.flat else features
 
     def head_problem(self) -> str | None:
-        """Why the head is no module of its own, which reads rows of numbers; None if it is."""
-        if self.head is None:
-            return f"what is computed from {self.features} is not the output of one module"
+        """Why the head does not stand alone, as one that reads rows of numbers; None if it does."""
         if len(self.features.shape) != 1:
-            return f"{self.head} reads features of shape {self.features.shape}"
+            return f"{self.head or f'what comes behind {self.features}'} reads features of shape {self.features.shape}"
+        if self.head is None and self.features.by_value:
+            return f"its forward looks at numbers before {self.features}"
         if tied := sorted(self.names(self.features, None) & self.names(None, self.features)):
             return f"its {tied[0]} is used before it, too"
         return None
@@ -140,14 +141,16 @@ def make_plan(net: nn.Module, inputs: Inputs, cut: Sequence[str] = ()) -> SplitP
     """Look at a net and find where its architecture can be cut. The net stays as it is.
 
     The head reads what the last layer with weights reads, if all flows through that, and else what is at the last place
-    before weights. The extractor ends at the first place with a layer on both sides, or at the end of the small module
-    that this is in, such as a stem or an embedding; if only the head has a layer behind it, at the first place.
+    before weights; where a function reads a matrix behind that layer, what is at the last place before it. The
+    extractor ends at the first place with a layer on both sides, or at the end of the small module that this is in,
+    such as a stem or an embedding; if only the head has a layer behind it, at the first place.
 
     Args:
         net: any network from one tensor, or named ones, to one.
         inputs: (batch, ...), `EXAMPLES` of them: some to look at, and others to prove with.
         cut: instead, the name of the module that the extractor ends with, and that of the head; or of places, such as
-            "<conv2" for what that reads. Names between the two are of the ends of further stages.
+            "<conv2" for what that reads and ">conv2" for what it puts out. Names between the two are of the ends of
+            further stages.
 
     Raises:
         CannotSplit: there are no such places; the text says why.
@@ -235,7 +238,10 @@ class _Places:
         read = [place for place in weighted if place.side == "in" and (place.path, place.call) == reads]
         if not weighted:
             raise CannotSplit(self._why_none("no layer with weights reads all that its outputs are computed from"))
-        features = (read or weighted)[-1]
+        by_function = [
+            place for place in weighted if read and place.count > read[-1].count and self._reads_matrix(place)
+        ]
+        features = (by_function or read or weighted)[-1]
         inner = [place for place in self._between_layers() if place.count < features.count]
         before = [place for place in self.places if place.count < features.count]
         if not before:
@@ -272,13 +278,18 @@ class _Places:
             stages=self._stages(ends or self._ends(extractor, features, chosen=chosen)),
             extractor=extractor,
             features=features,
-            head=features.path if _is_head(self.net, features, inputs) else None,
+            head=features.path if self._is_last(features) and _is_head(self.net, features, inputs) else None,
             channels={place: self._channels(place) for place in self.places},
             flat=self.seen.outputs.dim() == 2,
             uses=self.uses,
             blocks=tuple(self.blocks),
             left_out=self.left_out,
         )
+
+    def _is_last(self, features: Place) -> bool:
+        """Whether no weight is read behind the module at a place, such as a factor that begins as 1."""
+        outs = [one.count for one in self.seen.seen if one.side == "out" and one.call.path == features.path]
+        return all(count < max(outs, default=0) for count, _ in self.seen.flow.uses)
 
     @cached_property
     def blocks(self) -> dict[str, set[int]]:
@@ -311,6 +322,12 @@ class _Places:
     @cached_property
     def _matrices(self) -> set[str]:
         return {name for name, weight in self.net.named_parameters(remove_duplicate=False) if weight.dim() > 1}
+
+    def _reads_matrix(self, place: Place) -> bool:
+        """Whether a matrix is read behind a place, and not just numbers that are a factor or are added."""
+        sizes = dict(self.net.named_parameters(remove_duplicate=False))
+        found = _names(self.uses, place, None) & self._matrices
+        return any(sum(side > 1 for side in sizes[name].shape) > 1 for name in found)
 
     def _between_layers(self) -> tuple[Place, ...]:
         """The places that have a matrix of weights behind them, and one between them and the one before."""
@@ -413,7 +430,9 @@ def _told_apart(modules: Sequence[str]) -> list[str]:
 
 
 def _is_named(place: Place, name: str, side: Literal["out", "in"]) -> bool:
-    """Whether a user means a place: by the name of its module, of which this side is meant, or by "<" and that."""
+    """Whether a user means a place: by the name of its module, of which this side is meant, or by "<" or ">" and it."""
+    if name.startswith(">"):
+        return place.side == "out" and str(place) == name[1:]
     return str(place) == name if "<" in name or "#" in name else (place.path, place.side) == (name, side)
 
 
