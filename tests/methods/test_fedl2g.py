@@ -20,6 +20,7 @@ from potluck.engine.client.requests import carry_out
 from potluck.engine.numerics.numerics import PLAIN
 from potluck.methods.fedl2g import FedL2G, GuidedLoss, QuizLoss
 from potluck.parts.derivatives import TWICE
+from potluck.parts.features import ONE_ROW
 from potluck.parts.heads import COMMON_WIDTH
 
 EXACTLY = {"rtol": 0, "atol": 0}
@@ -315,7 +316,7 @@ def test_a_newcomer_with_an_architecture_nobody_had_is_guided_and_adds_its_gradi
 
 def test_needs_and_ranges():
     assert FedL2G().needs() == {Need.CLASSES, TWICE}
-    assert FedL2G(guided="features").needs() == {Need.CLASSES, TWICE, Need.SPLIT_MODEL, COMMON_WIDTH}
+    assert FedL2G(guided="features").needs() == {Need.CLASSES, TWICE, Need.SPLIT_MODEL, ONE_ROW, COMMON_WIDTH}
     for options, expected in (
         ({"strength": -1.0}, "strength: expected at least 0"),
         ({"study_rate": 0.0}, "study_rate: expected above 0"),

@@ -13,6 +13,7 @@ from potluck.core.nets.weights import parameters_of
 from potluck.core.requests.examples import Batch
 from potluck.core.requests.fit import LocalTraining
 from potluck.methods.fedtgp import FedTGP, MarginLoss, Prototypes, margin_of
+from potluck.parts.features import ONE_ROW
 from potluck.parts.heads import COMMON_WIDTH
 from potluck.parts.prototypes import NearestPrototype
 
@@ -243,7 +244,7 @@ def test_a_newcomer_with_an_architecture_nobody_had_is_sent_the_prototypes_and_c
 
 
 def test_needs_and_ranges():
-    assert FedTGP().needs() == {Need.SPLIT_MODEL, Need.CLASSES, COMMON_WIDTH}
+    assert FedTGP().needs() == {Need.SPLIT_MODEL, Need.CLASSES, ONE_ROW, COMMON_WIDTH}
     for options, expected in (
         ({"strength": -1.0}, "strength: expected at least 0"),
         ({"threshold": 0.0}, "threshold: expected above 0"),

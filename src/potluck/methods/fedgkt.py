@@ -76,7 +76,7 @@ class FedGKT(fl.Method[State]):
     temperature: Annotated[float, fl.above(0)] = 3.0
 
     def needs(self) -> frozenset[fl.Need]:
-        return frozenset({fl.Need.SPLIT_MODEL, fl.features.ONE_STEM})
+        return frozenset({fl.Need.SPLIT_MODEL, fl.features.MIDDLE, fl.features.ONE_STEM})
 
     def init(self, server: fl.Server) -> State:
         return State(fl.learnt_of(tail(server.build())), {})

@@ -178,7 +178,8 @@ class FedIN(fl.privacy.ReleasesFeatures[State]):
     def needs(self) -> frozenset[fl.Need]:
         by_name = self.sharing.scope in ("layer", "model")
         meeting = fl.features.MEETING if by_name else fl.features.FITTING_FEATURES
-        return super().needs() | {fl.Need.SPLIT_MODEL, fl.Need.PUBLIC_DATA if self.translation else meeting}
+        found = fl.Need.PUBLIC_DATA if self.translation else meeting
+        return super().needs() | {fl.Need.SPLIT_MODEL, fl.features.MIDDLE, found}
 
     def init(self, server: fl.Server) -> State:
         weights, to = self.sharing.initial(server), self.translation

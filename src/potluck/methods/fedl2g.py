@@ -102,7 +102,8 @@ class FedL2G(fl.Method[State]):
     combine: fl.Aggregate = fl.Aggregate()
 
     def needs(self) -> frozenset[fl.Need]:
-        features = {fl.Need.SPLIT_MODEL, fl.heads.COMMON_WIDTH} if self.guided == "features" else set[fl.Need]()
+        compared = {fl.Need.SPLIT_MODEL, fl.features.ONE_ROW, fl.heads.COMMON_WIDTH}
+        features = compared if self.guided == "features" else set[fl.Need]()
         return frozenset({fl.Need.CLASSES, fl.derivatives.TWICE, *features})
 
     def init(self, server: fl.Server) -> State:

@@ -73,7 +73,7 @@ class FedMLB(fl.Averages):
     teacher_learns: bool = True
 
     def needs(self) -> frozenset[fl.Need]:
-        return super().needs() | {fl.Need.SPLIT_MODEL, fl.Need.CLASSES}
+        return super().needs() | {fl.Need.SPLIT_MODEL, fl.features.MIDDLE, fl.Need.CLASSES}
 
     @fl.on_client
     def local_update(self, client: fl.Client, message: fl.Message) -> fl.ClientWork:

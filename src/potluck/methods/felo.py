@@ -111,7 +111,7 @@ class Felo(fl.SharesWeights[State]):
         return True
 
     def needs(self) -> frozenset[fl.Need]:
-        return super().needs() | {fl.Need.SPLIT_MODEL, fl.Need.CLASSES}
+        return super().needs() | {fl.Need.SPLIT_MODEL, fl.features.ONE_ROW, fl.Need.CLASSES}
 
     def init(self, server: fl.Server) -> State:
         return State({}, {}, fl.features.signatures(server, "s_out"), self.sharing.initial(server))

@@ -134,7 +134,8 @@ class Velo(fl.SharesWeights[State]):
         return True
 
     def needs(self) -> frozenset[fl.Need]:
-        return super().needs() | {fl.Need.SPLIT_MODEL, fl.Need.CLASSES}
+        place = fl.features.ONE_ROW if self.use == "target" else fl.features.MIDDLE
+        return super().needs() | {fl.Need.SPLIT_MODEL, fl.Need.CLASSES, place}
 
     @property
     def place(self) -> fl.features.FeaturePlace:

@@ -74,6 +74,10 @@ class Split(ABC):
     def head_problem(self) -> str | None:
         """Why there is no `head`; None if there is one."""
 
+    @abstractmethod
+    def middle_problem(self) -> str | None:
+        """Why `intermediate` cannot be given features that were computed elsewhere; None if it can."""
+
     @property
     @abstractmethod
     def head(self) -> nn.Module:
@@ -161,6 +165,9 @@ class _OfStages(Split):
     def head_problem(self) -> str | None:
         return None
 
+    def middle_problem(self) -> str | None:
+        return None
+
     @property
     def head(self) -> nn.Module:
         return self._net.head
@@ -201,16 +208,16 @@ class _OfPlan(Split):
         return self._plan.course.run(self._net, x, stop=self._plan.extractor)
 
     def intermediate(self, s_in: Tensor) -> Tensor:
-        return self._plan.as_rows(self._plan.course.run(self._net, s_in, self._plan.extractor, self._plan.features))
+        return self._plan.features_of(self._net, s_in, self._plan.extractor)
 
     def classifier(self, s_out: Tensor) -> Tensor:
-        whole = s_out.reshape(len(s_out), *self._plan.features.shape) if self._plan.flat else s_out
+        whole = s_out.reshape(len(s_out), *self._plan.feature_shape) if self._plan.flat else s_out
         if self._plan.head is not None:
             return spread_outputs(self._net, self._net.get_submodule(self._plan.head)(whole))
         return self._plan.course.run(self._net, whole, self._plan.features)
 
     def features(self, x: Inputs) -> Tensor:
-        return self._plan.as_rows(self._plan.course.run(self._net, x, stop=self._plan.features))
+        return self._plan.features_of(self._net, x)
 
     def passed(self, x: Inputs) -> Passed:
         return Passed(*self._plan.passed(self._net, x))
@@ -224,6 +231,9 @@ class _OfPlan(Split):
 
     def head_problem(self) -> str | None:
         return self._plan.head_problem()
+
+    def middle_problem(self) -> str | None:
+        return self._plan.middle_problem
 
     @property
     def head(self) -> nn.Module:
@@ -247,7 +257,7 @@ class _OfPlan(Split):
         return self._plan.names([None, *self._plan.levels][-1 - stages], None)
 
     def feature_shapes(self, input_shape: InputShape) -> tuple[Size, Size]:
-        s_out = (self.num_features,) if self._plan.flat else self._plan.features.shape
+        s_out = (self.num_features,) if self._plan.flat else self._plan.feature_shape
         return Size(self._plan.extractor.shape), Size(s_out)
 
     def channel_axis(self, axes: int) -> int:

@@ -21,7 +21,7 @@ from potluck.core.ground.inputs import Inputs
 from potluck.core.meeting import meetings
 from potluck.core.needs import Need, Offer
 from potluck.core.nets.batchnorm import keep_statistics
-from potluck.core.nets.splitting import split_problem
+from potluck.core.nets.splitting import is_planned, plan_of, split_problem
 from potluck.core.requests.examples import Batch
 from potluck.core.requests.fit import Extras, Observed
 from potluck.core.roles import Server
@@ -90,6 +90,39 @@ def _other_stem(offer: Offer) -> str | None:
 
 ONE_STEM = Need("features that the server's network reads", _other_stem, "use models with one stem")
 """Of methods whose server's network goes on from what clients' extractors give."""
+
+
+def _no_middle(offer: Offer) -> str | None:
+    """The first network that cannot go on from features that it is given."""
+    for name, net in offer.nets.items():
+        if split_problem(net) is None and (problem := split(net).middle_problem()):
+            return f"{name}: it lets networks go on from features, and {type(net).__name__} {problem}"
+    return None
+
+
+def _every_token(offer: Offer) -> str | None:
+    """The first network whose features are those of every token."""
+    for name, net in offer.nets.items():
+        if is_planned(net) and plan_of(net).reads_every_token:
+            return (
+                f"{name}: its head reads every token, so that features would be whole texts, whose words can be found"
+            )
+    return None
+
+
+MIDDLE = Need(
+    "networks that go on from features alone",
+    _no_middle,
+    "its inputs would have to be sent with the features, so use a method that only reads features, such as fedproto",
+)
+"""Of methods that feed features into networks behind their extractors."""
+
+ONE_ROW = Need(
+    "features that are not a row for each token",
+    _every_token,
+    "let forward take one token, or a mean over them, before its last layer",
+)
+"""Of methods that send what heads read."""
 
 
 def observed(net: nn.Module, inputs: Inputs) -> Observed:

@@ -23,7 +23,7 @@ from potluck.core.roles import Client, Replies, Server
 from potluck.core.schema import ClassCounts, Schema, UpTo, floats
 from potluck.models.split import split
 from potluck.parts.classes import MeanOfPredictions
-from potluck.parts.features import feature_shape
+from potluck.parts.features import ONE_ROW, feature_shape
 from potluck.parts.heads import COMMON_WIDTH
 from potluck.parts.means import Aggregate
 
@@ -248,7 +248,7 @@ class PredictsByPrototypes(Method[P]):
 
     def needs(self) -> frozenset[Need]:
         """Features of one width, of examples with classes."""
-        return frozenset({Need.SPLIT_MODEL, Need.CLASSES, COMMON_WIDTH})
+        return frozenset({Need.SPLIT_MODEL, Need.CLASSES, ONE_ROW, COMMON_WIDTH})
 
     def replies(self, handler: str, member: Member, message: Message, server: Server) -> Schema | None:
         """The prototypes of the classes that the client has, and its numbers of examples."""

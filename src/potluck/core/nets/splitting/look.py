@@ -202,12 +202,14 @@ class _Watching:
                 self.seen.append(SeenTensor(call, side, leaf, len(self.flow), moment, node, x))
 
 
-def cutting_places(small: Watched, large: Watched) -> list[list[Place]]:
+def cutting_places(small: Watched, large: Watched, *, beside: bool = False) -> list[list[Place]]:
     """The places that cut a net, in order; those of one tensor together, the outermost module's output first.
 
     Args:
         small: of a batch of `SIZES[0]`.
         large: of one of `SIZES[1]`.
+        beside: also those beside which the inputs are read once more, or what is computed from them without weights,
+            such as a mask. A net can be run up to them, and not from there.
 
     Raises:
         CannotSplit: the net does something else on another size of batch.
@@ -215,7 +217,7 @@ def cutting_places(small: Watched, large: Watched) -> list[list[Place]]:
     if [(s.call.path, s.side, s.leaf) for s in small.seen] != [(s.call.path, s.side, s.leaf) for s in large.seen]:
         raise CannotSplit("its course depends on the size of the batch")
     alive, found = small.flow.live(small.end), dict[int, list[Place]]()
-    last = _last_readers(small.flow, alive)
+    last = {n: reader for n, reader in _last_readers(small.flow, alive).items() if small.flow.weighted[n] or not beside}
     for one, other in zip(small.seen, large.seen, strict=True):
         matters = alive[one.node] and one.node != small.end and small.flow.weighted[one.node]
         if matters and _rows(one, other) and not _jumped(one, last):

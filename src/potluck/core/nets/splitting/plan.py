@@ -7,7 +7,7 @@ import copy
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain, combinations, count, pairwise, takewhile
 from typing import Any, Literal
@@ -23,7 +23,8 @@ from potluck.core.nets.batchnorm import BATCH_NORMS, norms_of
 from potluck.core.nets.classes import own_outputs
 from potluck.core.nets.modes import mode
 from potluck.core.nets.splitting.look import SIZES, CannotSplit, Place, Watched, cutting_places, watch_pass
-from potluck.core.nets.splitting.prove import prove
+from potluck.core.nets.splitting.picking import is_picked, numbered
+from potluck.core.nets.splitting.prove import always_reached, prove
 from potluck.core.nets.splitting.run import Course, plain_attention
 
 EXAMPLES = max(SIZES) + 4
@@ -65,6 +66,9 @@ class SplitPlan:
         features: what the head reads.
         head: name of the head, if it is one module whose output is the net's in both modes; else None, and what comes
             behind the features is the head, such as a function of parameters.
+        picks: whether the head is applied at every position, and the outputs of one are picked: then features are what
+            it reads there, see `potluck.core.nets.splitting.picking`.
+        goes_on: whether a net can be run from its places, so that it takes features which were computed elsewhere.
         channels: by place, which axis of one example's tensor has the channels.
         flat: whether features are one row of numbers for each example, since outputs are.
         uses: each time that a weight or buffer is read: how many operations come before it, and its name.
@@ -82,6 +86,8 @@ class SplitPlan:
     channels: Mapping[Place, int]
     flat: bool
     uses: tuple[tuple[int, str], ...]
+    picks: bool = False
+    goes_on: bool = True
     blocks: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
 
@@ -94,8 +100,20 @@ class SplitPlan:
 
     def passed(self, net: nn.Module, x: Inputs) -> tuple[Tensor, Tensor, Tensor]:
         """What the extractor gives of inputs (batch, ...), what the head reads, and the outputs; in one pass."""
-        extracted, features, outputs = self.course.at(net, x, self.extractor, self.features)
-        return extracted, self.as_rows(features), outputs
+        if not self.picks:
+            extracted, features, outputs = self.course.at(net, x, self.extractor, self.features)
+            return extracted, self.as_rows(features), outputs
+        with numbered(net, self.features.path) as picked:
+            extracted, found = self.course.at(net, x, self.extractor)
+        return extracted, *picked(found)
+
+    def features_of(self, net: nn.Module, x: Inputs, start: Place | None = None) -> Tensor:
+        """What the head reads, of inputs (batch, ...) or of what the net has at a place."""
+        if not self.picks:
+            return self.as_rows(self.course.run(net, x, start, self.features))
+        with numbered(net, self.features.path) as picked:
+            found = self.course.run(net, x, start)
+        return picked(found)[0]
 
     def as_rows(self, features: Tensor) -> Tensor:
         """Features as methods have them: (batch, width), unless outputs are more than a row for each example."""
@@ -103,7 +121,7 @@ class SplitPlan:
 
     def head_problem(self) -> str | None:
         """Why the head does not stand alone, as one that reads rows of numbers; None if it does."""
-        if len(self.features.shape) != 1:
+        if len(self.feature_shape) != 1:
             return f"{self.head or f'what comes behind {self.features}'} reads features of shape {self.features.shape}"
         if self.head is None and self.features.by_value:
             return f"its forward looks at numbers before {self.features}"
@@ -114,6 +132,8 @@ class SplitPlan:
     @cached_property
     def stages_problem(self) -> str | None:
         """Why stages cannot be trained apart, or be left out; None if they can."""
+        if problem := self.middle_problem:
+            return problem
         first, *others = self.stages
         if not others:
             return f"has one stage, {first}: no layer with weights lies between that and the head"
@@ -121,6 +141,25 @@ class SplitPlan:
             if tied := sorted(one.names & other.names):
                 return f"reads {tied[0]} in two of its stages, {one} and {other}"
         return None
+
+    @property
+    def middle_problem(self) -> str | None:
+        """Why what lies behind the extractor cannot go on from features alone; None if it can."""
+        if self.goes_on:
+            return None
+        return f"reads its inputs again behind {self.extractor}, such as a mask, or which token counts"
+
+    @property
+    def reads_every_token(self) -> bool:
+        """Whether features are a row for each token of a text of which the outputs are one row."""
+        forms = self.course.inputs.values() if isinstance(self.course.inputs, Mapping) else [self.course.inputs]
+        tokens = len(self.feature_shape) == 2 and self.channels[self.features] == 1
+        return self.flat and tokens and not any(form.dtype.is_floating_point for form in forms)
+
+    @property
+    def feature_shape(self) -> tuple[int, ...]:
+        """Of what the head reads of one example."""
+        return self.features.shape[-1:] if self.picks else self.features.shape
 
     def channel_axis(self, axes: int) -> int:
         """Which axis of one example's features, of so many, has the channels."""
@@ -134,7 +173,7 @@ class SplitPlan:
     @property
     def width(self) -> int:
         """How many numbers of one example the head reads."""
-        return math.prod(self.features.shape)
+        return math.prod(self.feature_shape)
 
 
 def make_plan(net: nn.Module, inputs: Inputs, cut: Sequence[str] = ()) -> SplitPlan:
@@ -174,10 +213,20 @@ def _plan(net: nn.Module, inputs: Inputs, cut: Sequence[str]) -> SplitPlan:
     for call, other in zip(small.calls, large.calls, strict=False):
         call.compare(other)
     candidates = _preferred(cutting_places(small, large), cut, reads := _reads_last(net, small))
-    course = Course(small.calls, _forms(inputs))
-    proven, left_out = prove(net, course, candidates, rows_of(inputs, slice(max(SIZES), None)))
+    course, others = Course(small.calls, _forms(inputs)), rows_of(inputs, slice(max(SIZES), None))
+    proven, left_out = prove(net, course, candidates, others)
     found = _Places(net, small, course, proven, left_out)
-    return found.as_chosen(cut, inputs) if cut else found.by_rule(reads, inputs)
+    if cut:
+        return found.as_chosen(cut, inputs)
+    try:
+        return found.by_rule(reads, inputs)
+    except CannotSplit:
+        beside = _preferred(cutting_places(small, large, beside=True), cut, reads)
+        ends = tuple(places[0] for places in always_reached(net, course, beside, others))
+        plan = replace(found, places=ends).read_only(reads, inputs)
+        if plan is None or not (plan.head or plan.features in proven):
+            raise
+        return plan
 
 
 def _forms(inputs: Inputs) -> Form | Mapping[str, Form]:
@@ -248,6 +297,13 @@ class _Places:
             raise CannotSplit(self._why_none("it has one layer with weights before its head, and nothing between them"))
         return self._plan(self._whole_module(inner) if inner else before[0], features, inputs)
 
+    def read_only(self, reads: tuple[str, int] | None, inputs: Inputs) -> SplitPlan | None:
+        """The same among places from which a net cannot be run; None if there is none."""
+        try:
+            return replace(self.by_rule(reads, inputs), goes_on=False)
+        except CannotSplit:
+            return None
+
     def as_chosen(self, cut: Sequence[str], inputs: Inputs) -> SplitPlan:
         """With the extractor and the head that the user names, and the ends of stages between them."""
         if len(cut) < 2:
@@ -272,19 +328,26 @@ class _Places:
     def _plan(
         self, extractor: Place, features: Place, inputs: Inputs, ends: Sequence[Place] = (), *, chosen: bool = False
     ) -> SplitPlan:
+        head = features.path if self._is_last(features) and _is_head(self.net, features, inputs) else None
+        picks = head is None and self._may_pick(features) and is_picked(self.net, features.path, inputs)
         return SplitPlan(
             course=self.course,
             places=self.places,
             stages=self._stages(ends or self._ends(extractor, features, chosen=chosen)),
             extractor=extractor,
             features=features,
-            head=features.path if self._is_last(features) and _is_head(self.net, features, inputs) else None,
+            head=features.path if picks else head,
+            picks=picks,
             channels={place: self._channels(place) for place in self.places},
             flat=self.seen.outputs.dim() == 2,
             uses=self.uses,
             blocks=tuple(self.blocks),
             left_out=self.left_out,
         )
+
+    def _may_pick(self, features: Place) -> bool:
+        """Whether one module reads tokens, and the outputs of an example are one row."""
+        return features.side == "in" and len(features.shape) == 2 and self.seen.outputs.dim() == 2
 
     def _is_last(self, features: Place) -> bool:
         """Whether no weight is read behind the module at a place, such as a factor that begins as 1."""

@@ -35,7 +35,7 @@ def prove(net: nn.Module, course: Course, candidates: Sequence[Sequence[Place]],
         candidates: places in order, those of one tensor together, the preferred one first.
         inputs: (batch, ...), at least two.
     """
-    candidates = _always_reached(net, course, candidates, inputs)
+    candidates = always_reached(net, course, candidates, inputs)
     passes = [_pass(net, course, [places[0] for places in candidates], inputs, training) for training in (False, True)]
     kept, left_out, following, expected = list[Place](), list[str](), None, None
     for places in reversed(candidates):
@@ -100,7 +100,7 @@ def _pass(net: nn.Module, course: Course, places: Sequence[Place], inputs: Input
     return _Pass(net, course, tensors, draws, outputs)
 
 
-def _always_reached(
+def always_reached(
     net: nn.Module, course: Course, candidates: Sequence[Sequence[Place]], inputs: Inputs
 ) -> list[Sequence[Place]]:
     """The candidates that several passes in training mode all come to.
