@@ -17,6 +17,7 @@ from potluck.core.requests.fit import LocalTraining
 from potluck.experiment.federation.needs import check_needs
 from potluck.methods.fedproto import FedProto, MeansLoss
 from potluck.models.contract import StagedNet
+from potluck.parts.features import ONE_ROW
 from potluck.parts.heads import COMMON_WIDTH
 from potluck.parts.means import Aggregate
 from potluck.parts.prototypes import NearestPrototype
@@ -239,7 +240,7 @@ def tapered(width):
 
 
 def test_needs_features_of_one_width_behind_any_layers(clouds):
-    assert FedProto().needs() == {Need.SPLIT_MODEL, Need.CLASSES, COMMON_WIDTH}
+    assert FedProto().needs() == {Need.SPLIT_MODEL, Need.CLASSES, ONE_ROW, COMMON_WIDTH}
     federation = clouds("mlp2", "norm3")
     check_needs(FedProto().needs(), "fedproto", Offer.of(federation))
     unlike = replace(federation, architectures={"mlp2": partial(tapered, 4), "norm3": partial(tapered, 5)})

@@ -15,6 +15,7 @@ from potluck.methods.felo import Felo
 from potluck.methods.velo import Velo
 from potluck.models.contract import StagedNet
 from potluck.models.split import split
+from potluck.parts.features import MIDDLE, ONE_ROW
 from potluck.parts.prototypes import ReplayLoss
 from potluck.parts.sharing import Sharing
 
@@ -373,8 +374,9 @@ def test_with_sharing_and_without_alpha_it_is_felo_with_sharing_bit_for_bit(play
 
 
 def test_models_must_split():
-    assert Velo().needs() == {Need.SPLIT_MODEL, Need.CLASSES}
-    assert Velo(sharing=Sharing()).needs() == {Need.SPLIT_MODEL, Need.NESTED_LAYERS, Need.CLASSES}
+    assert Velo().needs() == {Need.SPLIT_MODEL, Need.CLASSES, ONE_ROW}
+    assert MIDDLE in Velo(use="replay").needs()
+    assert Velo(sharing=Sharing()).needs() == {Need.SPLIT_MODEL, Need.NESTED_LAYERS, Need.CLASSES, ONE_ROW}
 
 
 @pytest.mark.parametrize(

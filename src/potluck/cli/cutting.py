@@ -108,8 +108,10 @@ def _print_places(console: Console, plan: SplitPlan, model: str) -> None:
     for place in plan.places:
         table.add_row(escape(str(place)), _shown(place.shape), escape(words.get(place, "")))
     console.print(table)
-    console.print('"<fc" is what fc reads, "fc" what it puts out, "fc#2" what it puts out when it is called again;')
-    console.print('as the head, which is named last, "fc" is what fc reads, and ">fc" what it puts out')
+    said = '"<fc" is what fc reads, "fc" what it puts out, "fc#2" what it puts out when it is called again;'
+    console.print(
+        f'{said} as the head, which is named last, "fc" is what it reads, and ">fc" what it puts out', soft_wrap=True
+    )
     for reason in plan.left_out:
         console.print(escape(f"left out {reason}"), soft_wrap=True)
     if problem := plan.head_problem():

@@ -396,6 +396,10 @@ def builder_of(spec: ModelSpec, num_classes: int, input_shape: InputShape, fit: 
         raise ConfigError(f"{where}: cannot be built: {explained(error)}") from error
     if not isinstance(net, nn.Module):
         raise ConfigError(f"{where}: returned {type(net).__name__}; expected a torch.nn.Module: return the network")
+    if next(net.parameters(), None) is None:
+        raise ConfigError(
+            f"{where}: {type(net).__name__} has no weights; expected layers, such as nn.Linear, that learn"
+        )
     if spec.cut and isinstance(net, StagedNet):
         raise ConfigError(f"{where}: {type(net).__name__} is in stages, which say where it is cut; leave out `cut`")
     lazy = [name for name, tensor in (*net.named_parameters(), *net.named_buffers()) if is_lazy(tensor)]

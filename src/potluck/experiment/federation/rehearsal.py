@@ -10,6 +10,7 @@ from potluck.core.ground.errors import ConfigError, explained
 from potluck.core.ground.inputs import by_name, shown
 from potluck.core.ground.rng import Key, isolated
 from potluck.core.nets.classes import own_classes_of, own_outputs, spread_outputs
+from potluck.core.nets.soundness import UNREPEATED, advice_on_size, repeats
 from potluck.core.nets.weights import parameters_of, tensors_of
 from potluck.core.requests.examples import Batch, Examples
 
@@ -99,6 +100,8 @@ class _Rehearsal:
         with isolated(key):
             with torch.no_grad():
                 self._logits(net.eval(), "in evaluation mode")
+            if not repeats(net, self._inputs):
+                raise self._wrong(UNREPEATED)
             logits = self._logits(net.train(), "in training mode")
             if made := [name for name in tensors_of(net) if name not in built]:
                 raise self._wrong(f"its forward makes {made[0]}, which is not trained or sent; make it in __init__")
@@ -111,7 +114,8 @@ class _Rehearsal:
             with own_outputs(net):
                 outputs: object = net(self._inputs)
         except Exception as error:  # the user's own code
-            raise self._wrong(f"cannot read inputs {self._shape}{self._whose} {when}: {explained(error)}") from error
+            found = f"cannot read inputs {self._shape}{self._whose} {when}: {explained(error)}"
+            raise self._wrong(f"{found}{advice_on_size(net, self._inputs)}") from error
         task, own = self._federation.task, own_classes_of(net)
         width = self._federation.num_classes if own is None else len(own.numbers)
         wanted = task.output_shape(self._inputs, width)

@@ -158,7 +158,7 @@ def watch_pass(net: nn.Module, inputs: Inputs) -> Watched:
         for handle in handles:
             handle.remove()
     if not isinstance(outputs, Tensor):
-        raise CannotSplit(f"it puts out {type(outputs).__name__}; expected a tensor")
+        raise CannotSplit(f"it puts out {type(outputs).__name__}; expected a tensor: return the logits alone")
     if (end := watching.flow.node(outputs)) is None:
         raise CannotSplit("its outputs do not depend on its inputs")
     return Watched(watching.flow, watching.calls, watching.seen, outputs, end)

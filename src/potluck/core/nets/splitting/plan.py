@@ -7,8 +7,10 @@ import copy
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import redirect_stdout
 from dataclasses import dataclass, replace
 from functools import cached_property
+from io import StringIO
 from itertools import chain, combinations, count, pairwise, takewhile
 from typing import Any, Literal
 
@@ -17,11 +19,12 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
 from potluck.core.ground.errors import explained
-from potluck.core.ground.inputs import Form, Inputs, each, first_of, rows_of, shape_of
+from potluck.core.ground.inputs import Form, Inputs, count_of, each, first_of, rows_of, shape_of
 from potluck.core.ground.rng import Key, isolated
 from potluck.core.nets.batchnorm import BATCH_NORMS, norms_of
 from potluck.core.nets.classes import own_outputs
 from potluck.core.nets.modes import mode
+from potluck.core.nets.soundness import UNREPEATED, advice_on_size, repeats
 from potluck.core.nets.splitting.look import SIZES, CannotSplit, Place, Watched, cutting_places, watch_pass
 from potluck.core.nets.splitting.picking import is_picked, numbered
 from potluck.core.nets.splitting.prove import always_reached, prove
@@ -147,6 +150,8 @@ class SplitPlan:
         """Why what lies behind the extractor cannot go on from features alone; None if it can."""
         if self.goes_on:
             return None
+        if self.left_out:
+            return f"cannot go on from {self.left_out[0]}"
         return f"reads its inputs again behind {self.extractor}, such as a mask, or which token counts"
 
     @property
@@ -197,16 +202,20 @@ def make_plan(net: nn.Module, inputs: Inputs, cut: Sequence[str] = ()) -> SplitP
     try:
         with isolated(Key(("splitting",))), plain_attention():
             looked_at = copy.deepcopy(net).cpu()  # whose generator the proofs set
-            with own_outputs(looked_at):
+            with own_outputs(looked_at), redirect_stdout(StringIO()):  # what it prints is of made-up inputs
                 return _plan(looked_at, inputs, cut)
     except CannotSplit:
         raise
     except Exception as error:  # of the user's own forward
-        raise CannotSplit(f"its forward cannot be followed: {explained(error)}") from error
+        with redirect_stdout(StringIO()):
+            size = advice_on_size(net, rows_of(inputs, slice(max(SIZES))))
+        raise CannotSplit(f"its forward cannot be followed: {explained(error)}{size}") from error
 
 
 def _plan(net: nn.Module, inputs: Inputs, cut: Sequence[str]) -> SplitPlan:
     with mode(net, training=False):
+        if not repeats(net, rows_of(inputs, slice(max(SIZES)))):
+            raise CannotSplit(f"it {UNREPEATED}")
         small, large = (watch_pass(net, each(rows_of(inputs, slice(size)), Tensor.clone)) for size in SIZES)
     if (len(small.outputs), len(large.outputs)) != SIZES:
         raise CannotSplit("its outputs do not have one row for each example")
@@ -223,7 +232,7 @@ def _plan(net: nn.Module, inputs: Inputs, cut: Sequence[str]) -> SplitPlan:
     except CannotSplit:
         beside = _preferred(cutting_places(small, large, beside=True), cut, reads)
         ends = tuple(places[0] for places in always_reached(net, course, beside, others))
-        plan = replace(found, places=ends).read_only(reads, inputs)
+        plan = replace(found, places=ends).read_only(reads, inputs, others)
         if plan is None or not (plan.head or plan.features in proven):
             raise
         return plan
@@ -297,12 +306,20 @@ class _Places:
             raise CannotSplit(self._why_none("it has one layer with weights before its head, and nothing between them"))
         return self._plan(self._whole_module(inner) if inner else before[0], features, inputs)
 
-    def read_only(self, reads: tuple[str, int] | None, inputs: Inputs) -> SplitPlan | None:
-        """The same among places from which a net cannot be run; None if there is none."""
+    def read_only(self, reads: tuple[str, int] | None, inputs: Inputs, others: Inputs) -> SplitPlan | None:
+        """The same among places from which a net cannot be run; None if `others` show that there is none."""
         try:
-            return replace(self.by_rule(reads, inputs), goes_on=False)
+            plan = replace(self.by_rule(reads, inputs), goes_on=False)
+            for training in (False, True):
+                with torch.no_grad(), mode(self.net, training=training):
+                    ends = self.course.at(self.net, others, plan.extractor, plan.features)[:-1]
+                if [end.shape[1:] for end in ends] != [plan.extractor.shape, plan.features.shape]:
+                    return None
+                if any(len(end) != count_of(others) for end in ends):
+                    return None
         except CannotSplit:
             return None
+        return plan
 
     def as_chosen(self, cut: Sequence[str], inputs: Inputs) -> SplitPlan:
         """With the extractor and the head that the user names, and the ends of stages between them."""
@@ -477,6 +494,10 @@ class _Places:
         return first
 
     def _why_none(self, reason: str) -> str:
+        if next(self.net.parameters(), None) is None:
+            return "it has no weights; expected layers, such as nn.Linear, that learn"
+        if not self.seen.calls and len(self._matrices) > 1:
+            return "it calls no modules, between which it could be cut; make its layers modules, such as nn.Linear"
         return "; ".join([reason, *self.left_out[:1]])
 
 
