@@ -3,7 +3,7 @@
 import json
 import warnings
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import pytest
@@ -16,7 +16,7 @@ from potluck import ConfigError, Examples, Federation, Run, RunConfig, Site, fl,
 from potluck.api.export import PROVENANCE, export, format_of
 from potluck.core.ground.errors import StorageError
 from potluck.core.ground.rng import Key
-from potluck.core.nets.scale import Scale
+from potluck.core.nets.scale import Scale, cutting_at
 from potluck.models.fitting import FeatureFit, fitted
 from potluck.testing.worlds import World, quick, toy_federation
 
@@ -105,6 +105,67 @@ def test_export__a_program_of_a_network_with_fitted_features_predicts_as_the_cli
     written = export(trained, 1, tmp_path / "model.pt2")
     outputs = of_program(torch.export.load(written.path).module(), test)
     torch.testing.assert_close(outputs, fl.predict(trained.model(1), test), rtol=1e-3, atol=1e-4)
+
+
+class Unstaged(nn.Module):
+    """Three convolutions with functions between them."""
+
+    def __init__(self):
+        super().__init__()
+        self.c1, self.c2, self.c3 = nn.Conv2d(1, 4, 3, padding=1), nn.Conv2d(4, 4, 3, padding=1), nn.Conv2d(4, 8, 3)
+        self.fc = nn.Linear(8, 3)
+
+    def forward(self, x):
+        x = torch.relu(self.c2(torch.relu(self.c1(x))))
+        return self.fc(torch.relu(self.c3(x)).mean((2, 3)))
+
+
+@cache
+def unstaged(method: str):
+    run = Run(quick(get_method(method)), replace(images(), architectures={"net": Unstaged}), RunConfig(rounds=1))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        run.run()
+    return run.trained()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["depthfl", "fedproto", "fedgkt"])  # end early, at features, and go on from some
+@pytest.mark.parametrize("ending", ["pt2", "ts", "onnx"])
+def test_export__programs_of_a_network_that_is_cut_predict_as_its_clients(method, ending, tmp_path):
+    trained = unstaged(method)
+    for client in (0, 2):
+        test, written = trained.federation.sites[client].test, tmp_path / f"{client}.{ending}"
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch.jit is deprecated, of late by a FutureWarning
+            export(trained, client, written)
+            if ending == "onnx":
+                session = pytest.importorskip("onnxruntime").InferenceSession(written)
+                found = torch.from_numpy(session.run(None, {"input": test.batch(torch.arange(24)).inputs.numpy()})[0])
+            else:
+                read = torch.export.load(written).module() if ending == "pt2" else torch.jit.load(written)
+                found = of_program(read, test)
+        torch.testing.assert_close(found, fl.predict(trained.model(client), test), rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.slow
+def test_export__weights_of_a_network_that_ends_at_an_exit_are_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"^client 2 predicts with CutNet, which is not net as it is built, whose"):
+        export(unstaged("depthfl"), 2, tmp_path / "m.safetensors")
+
+
+@pytest.mark.slow
+def test_export__says_where_the_models_table_cuts_the_network(tmp_path):
+    chosen = ("c2", "<fc")
+    world = replace(images(), architectures={"net": cutting_at(partial(Unstaged), chosen)})
+    run = Run(quick(get_method("fedavg")), world, RunConfig(rounds=1))
+    run.run()
+    facts = export(run.trained(), 0, tmp_path / "m.safetensors").facts
+    assert facts["cut"] == ["c2", "<fc"]
+    again = replace(world, architectures={"net": cutting_at(partial(Unstaged), tuple(facts["cut"]))})
+    parts = [fl.split(one.build("net", Key(("new",)))) for one in (world, again)]
+    assert parts[0].intermediate_names == parts[1].intermediate_names == {"c3.weight", "c3.bias"}
+    assert export(unstaged("fedproto"), 0, tmp_path / "m.ts").facts["cut"] == []
 
 
 class Named(nn.Module):

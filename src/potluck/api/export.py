@@ -26,7 +26,7 @@ from potluck.core.ground.errors import ConfigError, StorageError, explained
 from potluck.core.ground.inputs import Inputs, rows_of
 from potluck.core.ground.rng import Key
 from potluck.core.nets.classes import alone, own_classes_of
-from potluck.core.nets.scale import Scale
+from potluck.core.nets.scale import Scale, cut_marked
 from potluck.core.requests.examples import Examples
 from potluck.experiment.folder.trained import Trained
 
@@ -56,7 +56,8 @@ class Exported:
     Attributes:
         path: of the file.
         format: its format.
-        facts: its provenance: run, round, client, architecture, classes, inputs and how they are prepared.
+        facts: its provenance: run, round, client, architecture and where its table says that it is cut, classes, inputs
+            and how they are prepared.
     """
 
     path: Path
@@ -138,6 +139,7 @@ def _facts(trained: Trained, client: ClientId | None, net: nn.Module, examples: 
         "round": trained.round,
         "client": "global" if client is None else client,
         "architecture": architecture,
+        "cut": _cut(federation, architecture),
         "network": type(net).__name__,
         "task": federation.task.name,
         "outputs": federation.num_classes,
@@ -145,6 +147,11 @@ def _facts(trained: Trained, client: ClientId | None, net: nn.Module, examples: 
         "input": _form(inputs),
         "preprocessing": preparation_of(examples),
     }
+
+
+def _cut(federation: Federation, architecture: str) -> list[str]:
+    """Where the model's table says that its networks are cut; empty if it does not."""
+    return list(cut_marked(federation.architectures[federation.base_of(architecture)]))
 
 
 def _form(inputs: Inputs) -> dict[str, Any]:
@@ -258,7 +265,7 @@ class _Writing:
             for width in _widths(federation, name, capacity, weights):
                 other = _loaded(federation, name, Scale(width), weights)
                 if other is not None and torch.equal(self._outputs(other), expected):
-                    self.facts["architecture"] = name
+                    self.facts.update(architecture=name, cut=_cut(federation, name))
                     return Scale(width)
         raise ConfigError(
             f"{self.who} predicts with {self._described()}, whose weights alone do not say how; write it as a program:"
@@ -278,7 +285,8 @@ class _Writing:
         Raises:
             ConfigError: it cannot be made one.
         """
-        with _quiet(), torch.no_grad():
+        self._outputs(self.net)  # what is made at the first call, as the plan of a net that is cut, is not traced
+        with _quiet(), _unwinding(), torch.no_grad():
             try:
                 batch = torch.export.Dim("batch", min=1)
                 growing = {name: {0: batch} for name in self._named}
@@ -369,6 +377,28 @@ def _quiet() -> Generator[None]:
             yield
     finally:
         logger.setLevel(level)
+
+
+@contextmanager
+def _unwinding() -> Generator[None]:
+    """Inside the block torch's tracer forgets a module whose call ended in an exception, as calls do at a place."""
+    tracer: Any = torch.fx.Tracer
+    whole = tracer.call_module
+
+    def call_module(self: Any, *args: Any) -> Any:
+        entered = len(self.module_stack)
+        try:
+            return whole(self, *args)
+        except Exception:
+            while len(self.module_stack) > entered:
+                self.module_stack.popitem(last=True)
+            raise
+
+    tracer.call_module = call_module
+    try:
+        yield
+    finally:
+        tracer.call_module = whole
 
 
 @contextmanager

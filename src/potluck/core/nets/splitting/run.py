@@ -146,12 +146,12 @@ class Course:
             ghosts.end()
             return _own(start, x)
 
-        answers = _Answers(net, start, len(x), where, put)
+        answers = _Answers(net, start, x.shape[0], where, put)  # which torch.export follows, unlike len
         with ExitStack() as running:
             if not start.by_value:
                 running.enter_context(ghosts)
             running.enter_context(answers.given(self._calls_before(start)))
-            yield self._inputs_made_up(len(x), where)
+            yield self._inputs_made_up(x.shape[0], where)
             if ghosts.are_made:
                 raise CannotSplit(f"{start} was not reached")
 
