@@ -145,9 +145,9 @@ def staged_residual():
 
 @pytest.mark.parametrize("name", ["depthfl", "hypemefed", "scalefl"])
 def test_a_net_in_stages_runs_without_a_scale_and_its_plain_twin_ends_with_the_same_numbers(name):
-    ends = []
+    ends, options = [], {"widths": (1.0, 0.5), "depths": (1.0, 0.5)} if name == "scalefl" else {}
     for build in (Residual, staged_residual):
-        engine = Engine(method(name), federation({"own": build}))
+        engine = Engine(method(name, levels=(1.0, 0.5), **options), federation({"own": build}))
         check_needs(engine.method.needs(), name, Offer.of(engine.federation))
         state, _ = engine.round(1, engine.start(), [0, 1])
         models = [engine.inference_model(state, client).state_dict() for client in (0, 1)]

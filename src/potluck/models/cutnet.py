@@ -46,8 +46,8 @@ class CutNet(nn.Module):
         plan = plan_of(net)
         if start is not None and start.by_value:
             raise CannotSplit(
-                f"{type(net).__name__} looks at numbers before {start}, so that it cannot begin there; use a method that"
-                " begins at the inputs, such as fedavg or fedproto"
+                f"{type(net).__name__} looks at numbers before {start}, so that it cannot begin there; use a method"
+                " that begins at the inputs, such as fedavg or fedproto"
             )
         if exits and "exits" in dict(net.named_children()):
             raise CannotSplit(f"{type(net).__name__} has a module called exits, as what is put behind stages is called")

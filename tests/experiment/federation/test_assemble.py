@@ -165,7 +165,7 @@ def test_public_labels_of_another_data_set_must_mean_the_tasks_classes(tmp_path,
         ),
         ("fedmd", ["federation.public_labels=true"], "public_labels: expected false without federation.public, found"),
         ("fedavg", ["method.sharing.scope=model"], "client 0 has cnn2(width=32) and client 1 has cnn3(width=32)"),
-        ("fedavg", ['federation.models=["mlp2", "cnn3"]'], "one client each; head.weight has shape"),
+        ("fedavg", ['federation.models=["mlp2", "cnn3"]'], "averages layers by name, but head.weight has shape"),
         ("heterofl", ['federation.models=["mlp2", "mlp3"]'], "needs one architecture"),
         (
             "heterofl",
