@@ -169,11 +169,12 @@ def test_narrower_nets_are_slices_with_linear_and_refused_with_pool(experiment, 
 
 
 @pytest.mark.parametrize("method", ["depthfl", "fedepth", "mfedepth", "inclusivefl"])
-def test_methods_that_train_stages_apart_are_refused(method):
-    made = experiment_for(method, [WIDTH, "federation.models=['mlp4']", "federation.train_fraction=0.1"])
+def test_methods_that_train_stages_apart_are_refused_and_run_when_it_is_left_out(method):
+    settings = ["federation.models=['mlp4']", "federation.train_fraction=0.1"]
     with pytest.raises(ConfigError, match=r"leave out federation\.feature_width$") as found:
-        assemble(made)
+        assemble(experiment_for(method, [WIDTH, *settings]))
     assert "\n" not in str(found.value)
+    assemble(experiment_for(method, settings))
 
 
 @pytest.mark.parametrize("spec", [ModelSpec("cnn2", {"width": 4}), ModelSpec("mlp2", {})])
