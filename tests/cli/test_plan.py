@@ -144,3 +144,9 @@ def test_a_bypass_without_a_way_is_refused_before_the_run(potluck, method):
     )
     assert (outcome.code, outcome.err.count("\n")) == (2, 1)
     assert "client 1, capacity 0.2 of cnn6(width=32): partial: found 'bypass', but" in outcome.err
+
+
+def test_without_budgets_it_is_the_fair_scenario(potluck):
+    bare, fair = (potluck(f"plan cnn6 {budgets}") for budgets in ("", "fair"))
+    assert bare.code == 0
+    assert bare.out == fair.out

@@ -11,7 +11,7 @@ from torch import Size, Tensor, nn
 
 from potluck.core.ground.errors import ConfigError
 from potluck.core.ground.inputs import Inputs, InputShape
-from potluck.core.nets.classes import own_outputs, spread_outputs
+from potluck.core.nets.classes import spread_outputs
 from potluck.core.nets.entrance import blank_inputs
 from potluck.core.nets.modes import mode
 from potluck.core.nets.splitting import CannotSplit, plan_of
@@ -239,8 +239,7 @@ class _OfPlan(Split):
     def head(self) -> nn.Module:
         if name := self.head_name:
             return self._net.get_submodule(name)
-        with own_outputs(self._net):
-            return CutNet(self._net, start=self._plan.features)
+        return CutNet(self._net, start=self._plan.features)
 
     @property
     def head_name(self) -> str:

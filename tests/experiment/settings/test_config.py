@@ -228,6 +228,9 @@ def test_another_partition_drops_the_parameters_of_the_one_before_and_the_same_k
     base = {"federation": {"partition": {"name": "dirichlet", "alpha": 0.1}}}
     assert override(base, ["federation.partition=dirichlet"]) == base
     assert override(base, ["federation.partition=iid"]) == {"federation": {"partition": {"name": "iid"}}}
+    assert override(base, ["federation.partition.name=dirichlet"]) == base
+    for assignments in permutations(["federation.partition.classes=3", "federation.partition.name=pathological"]):
+        assert override(base, assignments)["federation"]["partition"] == {"name": "pathological", "classes": 3}
 
 
 def test_of_one_key_the_last_assignment_counts_and_a_second_method_is_refused():

@@ -100,7 +100,10 @@ def plan(
     model: Annotated[
         str, typer.Argument(help="A model of `potluck list models`.", autocompletion=completion.of_models)
     ],
-    budgets: Annotated[list[str], typer.Argument(help="Such as 32MiB, 1/6 of the whole, or fair, lack, surplus.")],
+    budgets: Annotated[
+        list[str] | None,
+        typer.Argument(help="Such as 32MiB, 1/6 of the whole, or lack, surplus.", show_default="fair"),
+    ] = None,
     classes: Annotated[int, typer.Option(help="Classes of the task.")] = 10,
     shape: Annotated[str, typer.Option(help="Of one input.")] = "3x32x32",
     batch_size: Annotated[int, typer.Option(help="Examples a step.")] = 32,
@@ -113,7 +116,7 @@ def plan(
 
     print_plan(
         model,
-        budgets,
+        budgets or ["fair"],
         num_classes=classes,
         input_shape=parsed_shape(shape),
         batch_size=batch_size,

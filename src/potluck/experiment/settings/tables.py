@@ -78,11 +78,12 @@ def override(tree: Tree, assignments: Assignments) -> Tree:
     """The tables with assignments applied.
 
     The last assignment to a key counts; otherwise their order does not matter: tables are applied before keys in them.
+    Another partition, by `partition` or its `name`, has none of the options of the one before.
 
     Raises:
         ConfigError: an assignment has no `=`, or leads through something that is not a table.
     """
-    tree, assigned = copy.deepcopy(tree), _assigned(assignments)
+    tree, assigned = copy.deepcopy(tree), {_whole(key, found): found for key, found in _assigned(assignments).items()}
     for key, value in sorted(assigned.items(), key=lambda item: item[0].count(".")):
         *tables, last = key.split(".")
         place = tree
@@ -100,6 +101,11 @@ def override(tree: Tree, assignments: Assignments) -> Tree:
         if isinstance(replaced := tree.get("preset"), dict):
             replaced.pop(key, None)  # it is no longer the preset's choice
     return tree
+
+
+def _whole(key: str, value: Any) -> str:
+    """The key, or that of the partition whose name it is."""
+    return key.removesuffix(".name") if key.endswith("partition.name") and isinstance(value, str) else key
 
 
 def _assigned(assignments: Assignments) -> Tree:
