@@ -102,6 +102,7 @@ def at_nodes(wanted, sites):
         ("lgfedavg", ["mlp2", "mlp3"]),
         ("fml", ["mlp2", "mlp3"]),
         ("heterofl", ["mlp2"]),
+        ("depthfl", ["mlp4"]),
     ],
 )
 def test_sites_of_other_classes_give_the_bytes_at_nodes_that_they_give_in_process(sites, method, models):
