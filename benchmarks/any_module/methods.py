@@ -52,6 +52,7 @@ SMALLER = {"fedftg": ("width=8",)}
 INCO = ("incoavg", "incomoon", "inconova", "incoprox", "incoscaffold")
 EXITING = ("depthfl", "hypemefed", "mfedepth", "scalefl")
 OTHER_STAGES = "the dataflow finds other stages than a person cuts"
+BEHIND_STAGES = f"it has exits behind stages, and {OTHER_STAGES}"
 EXITS = "its exits begin as their places are called, which the dataflow names by modules and a family by its stages"
 UNLIKE: dict[str | tuple[str, str], str] = {
     "fedepth": f"it trains stages one after the other, and {OTHER_STAGES}",
@@ -59,9 +60,10 @@ UNLIKE: dict[str | tuple[str, str], str] = {
     "flanc": "a narrower network that a builder makes has first weights of its own, and one that is cut out of the full"
     " network has some of that one's; it trains each width from where it begins",
     **dict.fromkeys(INCO, "it pairs layers by the modules that they are in, and stages are other modules"),
-    **dict.fromkeys(("depthfl", "mfedepth", "scalefl"), EXITS),
+    **dict.fromkeys(("depthfl", "scalefl"), EXITS),
     "hypemefed": "its exits and hypernetworks begin as places and layers are called, which are others in stages",
-    **{(name, "timm convnext"): f"it has exits behind stages, and {OTHER_STAGES}" for name in EXITING},
+    **dict.fromkeys([(name, "timm convnext") for name in EXITING], BEHIND_STAGES),
+    ("mfedepth", "preresnet18 unstaged"): BEHIND_STAGES,
 }
 """Why a method may leave other numbers with a network in stages; in some columns for another reason."""
 ALONE = ("centralised", "local")  # methods that exchange nothing, and say so
