@@ -16,7 +16,6 @@ import signal
 import tempfile
 import time
 import traceback
-import warnings
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,10 +26,8 @@ from string import ascii_lowercase
 from textwrap import shorten
 from typing import Any, Literal, get_args
 
-import torch
-from run import RESULTS, said, versions
+from run import asked, said, versions
 from torch import Tensor
-from torchvision_ops import stand_in
 from trying import short
 from twelve import TABLE, Column, write_configs
 
@@ -321,15 +318,7 @@ def shown(cell: Cell | None, letters: dict[str, str]) -> str:
 def main() -> None:
     """Try, and write the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", nargs="+", metavar="NAME", help="these methods or columns alone")
-    parser.add_argument("--show", action="store_true", help="try nothing, and write the table of what was observed")
-    parser.add_argument("--results", type=Path, default=RESULTS, help="folder of any_methods.json and any_methods.md")
-    options = parser.parse_args()
-    torch.set_num_threads(1)
-    warnings.simplefilter("ignore")  # of the libraries, about arguments that they will no longer take
-    stand_in()
-    store = options.results / "any_methods.json"
-    found: dict[str, Any] = json.loads(store.read_text()) if store.exists() else {"cells": []}
+    options, store, found = asked(parser, "any_methods", "these methods or columns alone", "cells")
     if not options.show:
         try_all(found, store, set(options.only or ()))
     text = page(found)

@@ -144,19 +144,34 @@ def page(found: dict[str, Any]) -> str:
     return text
 
 
-def main() -> None:
-    """Try, and write the table."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--htfllib", type=Path, metavar="CHECKOUT", help="a copy of HtFLlib, whose nets to try, too")
-    parser.add_argument("--only", nargs="+", metavar="NAME", help="these nets or groups alone")
+def asked(
+    parser: argparse.ArgumentParser, name: str, only: str, entry: str
+) -> tuple[argparse.Namespace, Path, dict[str, Any]]:
+    """What the caller asks for, the file of what was observed, and what is in it.
+
+    Args:
+        parser: has the options of this table alone.
+        name: of the files with the results, without their endings.
+        only: what `--only` takes.
+        entry: under which the file has what was observed.
+    """
+    parser.add_argument("--only", nargs="+", metavar="NAME", help=only)
     parser.add_argument("--show", action="store_true", help="try nothing, and write the table of what was observed")
-    parser.add_argument("--results", type=Path, default=RESULTS, help="folder of any_module.json and any_module.md")
+    parser.add_argument("--results", type=Path, default=RESULTS, help=f"folder of {name}.json and {name}.md")
     options = parser.parse_args()
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")  # of the libraries, about arguments that they will no longer take
     stand_in()
-    store, machine = options.results / "any_module.json", describe()
-    found: dict[str, Any] = json.loads(store.read_text()) if store.exists() else {"rows": []}
+    store = options.results / f"{name}.json"
+    return options, store, json.loads(store.read_text()) if store.exists() else {entry: []}
+
+
+def main() -> None:
+    """Try, and write the table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--htfllib", type=Path, metavar="CHECKOUT", help="a copy of HtFLlib, whose nets to try, too")
+    options, store, found = asked(parser, "any_module", "these nets or groups alone", "rows")
+    machine = describe()
     if not options.show:
         found |= {"machine": machine, "versions": versions()}
         tried(next(own.cases()))  # torch imports much when it is first used

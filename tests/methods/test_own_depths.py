@@ -19,6 +19,8 @@ from potluck.engine.rounds.engine import Engine
 from potluck.experiment.federation.needs import check_needs
 from potluck.models.contract import StagedNet
 
+from ..nets import Encoder
+
 SHAPE = (1, 8, 8)
 TRAINING = fl.LocalTraining(optimizer="sgd", lr=0.05, batch_size=8)
 pytestmark = pytest.mark.filterwarnings("ignore:num_classes is 3, and no example has")
@@ -61,18 +63,6 @@ class Residual(nn.Module):
         for block in self.blocks:
             x = block(x)
         return self.fc(F.adaptive_avg_pool2d(x, 1).flatten(1))
-
-
-class Encoder(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.norm1, self.norm2 = nn.LayerNorm(8), nn.LayerNorm(8)
-        self.attention, self.wide = nn.MultiheadAttention(8, 2, batch_first=True), nn.Linear(8, 8)
-
-    def forward(self, x):
-        h = self.norm1(x)
-        x = x + self.attention(h, h, h, need_weights=False)[0]
-        return x + self.wide(self.norm2(x)).relu()
 
 
 class Patches(nn.Module):

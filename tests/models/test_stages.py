@@ -21,6 +21,8 @@ from potluck.models.stages import behind_extractor, exit_outputs, stages_of, wit
 from potluck.models.vit import vit
 from potluck.parts.exits import leading_names, slices_with_exits
 
+from ..nets import Encoder
+
 EXACTLY = {"rtol": 0, "atol": 0}
 SHAPE = (1, 8, 8)
 
@@ -39,20 +41,6 @@ class Tutorial(nn.Module):
         x = F.max_pool2d(F.relu(self.norm2(self.conv2(x))), 2) * self.scale
         x = F.dropout(x.flatten(1), 0.5, self.training)
         return self.fc2(F.relu(self.fc1(x)))
-
-
-class Encoder(nn.Module):
-    """A block that has layers on both sides of places inside it."""
-
-    def __init__(self):
-        super().__init__()
-        self.norm1, self.norm2 = nn.LayerNorm(8), nn.LayerNorm(8)
-        self.attention, self.wide = nn.MultiheadAttention(8, 2, batch_first=True), nn.Linear(8, 8)
-
-    def forward(self, x):
-        h = self.norm1(x)
-        x = x + self.attention(h, h, h, need_weights=False)[0]
-        return x + self.wide(self.norm2(x)).relu()
 
 
 class Patches(nn.Module):
