@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from potluck.core.ground.errors import explained
 from potluck.core.nets.splitting import CannotSplit, SplitPlan, Splits, plan_of
-from potluck.models.split import split
+from potluck.models.split import Split, split
 
 BATCH = 5  # other than the batches on which a net is looked at
 
@@ -134,9 +134,9 @@ def _evaluated(case: Case, net: nn.Module) -> float:
     cut = split(net)
     with torch.no_grad():
         expected, drawn = _seeded(lambda: net(x))
-        found = [_seeded(lambda: cut.classifier(cut.intermediate(cut.extractor(x))))[0]]
+        found = [_seeded(lambda: _in_parts(cut, x))[0]]
         found.append(_seeded(lambda: cut.passed(x).outputs)[0])
-        if not drawn:
+        if not drawn and not cut.middle_problem():
             ends, outputs = cut.levels(x)
             found += [outputs, *(cut.resumed(end, stages) for stages, end in enumerate(ends, 1))]
     return max(_gap([one], [expected]) for one in found)
@@ -147,7 +147,7 @@ def _trained(case: Case, net: nn.Module) -> tuple[dict[str, float], bool]:
     whole, parts = net.train(), copy.deepcopy(net).train()
     x, cut = case.inputs(), split(parts)
     (expected, _), draws = _seeded(lambda: whole(x)), torch.rand(1)
-    (found, _), others = _seeded(lambda: cut.classifier(cut.intermediate(cut.extractor(x)))), torch.rand(1)
+    (found, _), others = _seeded(lambda: _in_parts(cut, x)), torch.rand(1)
     for outputs in (expected, found):
         outputs.square().mean().backward()
     gaps = {
@@ -156,6 +156,12 @@ def _trained(case: Case, net: nn.Module) -> tuple[dict[str, float], bool]:
         "buffers": _gap(parts.buffers(), whole.buffers()),
     }
     return gaps, torch.equal(draws, others)
+
+
+def _in_parts(cut: Split, x: Tensor) -> Tensor:
+    """The outputs by one part after the other; from the features on, if no part goes on from those before."""
+    features = cut.features(x) if cut.middle_problem() else cut.intermediate(cut.extractor(x))
+    return cut.classifier(features)
 
 
 def _seeded(act: Callable[[], Tensor]) -> tuple[Tensor, bool]:

@@ -115,7 +115,7 @@ def test_a_net_that_cannot_be_trained_is_refused_before_a_round(potluck, nets, t
     [
         ("BatchWritten", f"{SPLIT}its forward cannot be followed: RuntimeError: "),
         ("Functions", "Functions has no weights"),
-        ("Parameters", f"{SPLIT}it calls no modules, between which it could be cut; make its layers modules"),
+        ("Parameters", f"{SPLIT}it has no modules, between which it could be cut; make its layers modules"),
         ("TwoHeads", f"{SPLIT}it puts out tuple; expected a tensor: return the logits alone"),
         ("Draws", f"{SPLIT}it {AGAIN}"),
         ("Counts", f"{SPLIT}it {AGAIN}"),
@@ -141,4 +141,4 @@ def test_what_forward_prints_is_not_printed_while_it_is_looked_at(potluck, nets)
 @pytest.mark.slow
 def test_a_net_of_parameters_alone_is_averaged_and_not_split(potluck, nets):
     assert run(potluck, nets, "Parameters", "fedavg").code == 0
-    assert "it calls no modules" in run(potluck, nets, "Parameters", "fedproto").err
+    assert "it has no modules" in run(potluck, nets, "Parameters", "fedproto").err

@@ -163,6 +163,8 @@ def test_texts_whose_inputs_are_read_again_are_split_for_methods_that_read_featu
     plan = plan_of(net)
     assert (str(plan.extractor), str(plan.features), plan.head, plan.goes_on) == ("embed", "<score", "score", False)
     assert plan.width == WIDTH
+    with pytest.raises(ConfigError, match=f"^{build.__name__} reads its inputs again behind embed, such as a mask"):
+        fl.split(net).intermediate(torch.zeros(2, LENGTH, WIDTH))
     Run(quick(get_method("fedproto")), federation(build), RunConfig(rounds=1)).run()
 
 

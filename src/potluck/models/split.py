@@ -208,6 +208,8 @@ class _OfPlan(Split):
         return self._plan.course.run(self._net, x, stop=self._plan.extractor)
 
     def intermediate(self, s_in: Tensor) -> Tensor:
+        if problem := self._plan.middle_problem:
+            raise CannotSplit(f"{type(self._net).__name__} {problem}")
         return self._plan.features_of(self._net, s_in, self._plan.extractor)
 
     def classifier(self, s_out: Tensor) -> Tensor:

@@ -496,8 +496,8 @@ class _Places:
     def _why_none(self, reason: str) -> str:
         if next(self.net.parameters(), None) is None:
             return "it has no weights; expected layers, such as nn.Linear, that learn"
-        if not self.seen.calls and len(self._matrices) > 1:
-            return "it calls no modules, between which it could be cut; make its layers modules, such as nn.Linear"
+        if not any(self.net.children()) and len(self._matrices) > 1:
+            return "it has no modules, between which it could be cut; make its layers modules, such as nn.Linear"
         return "; ".join([reason, *self.left_out[:1]])
 
 
