@@ -116,7 +116,7 @@ def test_options_that_mean_nothing_beside_a_translation_are_refused(options, pro
 def test_without_it_such_clients_have_nothing_to_exchange_and_with_it_they_have():
     lonely = replace(unlike(), sites={id: site for id, site in unlike().sites.items() if id < 3})
     without = [need.problem(Offer.of(lonely)) for need in method(translation=None).needs()]
-    assert any("no client has either in common with another" in (problem or "") for problem in without)
+    assert any("no client has them in common with another" in (problem or "") for problem in without)
     assert not any(need.problem(Offer.of(lonely)) for need in method().needs())
 
 

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from potluck.core.federation import ClientId, Federation
-from potluck.core.method import Method
 from potluck.core.nets.classes import OwnClasses, OwnHead, axes_of_classes
 from potluck.core.requests.inference import predict
 from potluck.engine.executors.sequential import Sequential
@@ -50,23 +49,27 @@ def asks_nothing_of_classes_that_a_client_lacks(method: Subject, overrides: Over
         subject = quick(method, overrides, optimizer="sgd")
         plain = toy_federation(World(batchnorm=True, labels=_HELD).fit_for(subject))
         everyone = {id: tuple((id + j) % CLASSES for j in range(_HELD)) for id in plain.sites}
-        for held in (everyone, {id: own for id, own in everyone.items() if id % 2 == 0}):
-            _check_classes(subject, with_own_classes(plain, held), held)
+        some = {id: own for id, own in everyone.items() if id % 2 == 0}
+        engines = [
+            Engine(subject, with_own_classes(plain, held), executor=executor())
+            for held, executor in ((everyone, Sequential), (everyone, Stacked), (some, Stacked))
+        ]
+        (mine, alone), (theirs, stacked), (_, beside) = map(_outputs, engines)
     finally:
         torch.set_default_dtype(before)
-
-
-def _check_classes(subject: Method[Any], federation: Federation, held: ClassesOf) -> None:
-    (mine, alone), (theirs, stacked) = (
-        _outputs(Engine(subject, federation, executor=executor())) for executor in (Sequential, Stacked)
-    )
     assert torch.allclose(mine, theirs, rtol=_ROUNDING, atol=_ROUNDING, equal_nan=True), "stacked, it ends otherwise"
     for id, outputs in alone.items():
+        assert torch.allclose(stacked[id], outputs, rtol=_ROUNDING, atol=_ROUNDING), f"stacked, client {id} differs"
+    for found, held in ((alone, everyone), (beside, some)):
+        _check_predicted(found, held)
+
+
+def _check_predicted(found: Mapping[ClientId, Tensor], held: ClassesOf) -> None:
+    for id, outputs in found.items():
         own = held.get(id, tuple(range(CLASSES)))
         lacking = [number for number in range(CLASSES) if number not in own]
         assert outputs[:, list(own)].isfinite().all(), f"client {id} predicts NaN or infinity"
         assert (outputs[:, lacking] == -torch.inf).all(), f"client {id} predicts classes that it lacks"
-        assert torch.allclose(stacked[id], outputs, rtol=_ROUNDING, atol=_ROUNDING), f"stacked, client {id} differs"
 
 
 def with_own_classes(federation: Federation, held: ClassesOf) -> Federation:
