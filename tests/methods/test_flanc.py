@@ -351,7 +351,7 @@ def test_it_warns_of_clients_below_the_smallest_level(play):
 # The contract, with convolutions to compose
 
 
-def toy_convolutions(depth, batchnorm, frozen=False, scale=FULL, *, width=16):
+def toy_convolutions(depth, batchnorm, frozen=False, scale=FULL, *, width=16, classes=worlds.CLASSES):
     """As `potluck.testing.worlds.toy_net`, of convolutions over the ten features."""
     width = scale.of(width)
 
@@ -361,7 +361,7 @@ def toy_convolutions(depth, batchnorm, frozen=False, scale=FULL, *, width=16):
 
     stages = {"stem": nn.Sequential(nn.Unflatten(1, (1, 10)), stage(1))}
     stages |= {f"hidden{i}": stage(width) for i in range(1, depth + 1)}
-    net = StagedNet(stages, nn.Linear(10 * width, worlds.CLASSES), pool=nn.Flatten())
+    net = StagedNet(stages, nn.Linear(10 * width, classes), pool=nn.Flatten())
     if frozen:
         stages["stem"].requires_grad_(False).eval()
         net.get_parameter("stages.hidden1.0.bias").requires_grad_(False)

@@ -135,7 +135,7 @@ def test_a_bypass_names_heads_by_their_blocks_all_the_same(play):
 def test_auxiliary_classifiers_are_a_norm_a_mean_and_a_layer_without_relu(play):
     net = SMALL()
     run = play(method := MFeDepth(PLAIN), images(1.0), rounds=0)
-    exits = method.auxiliary_classifiers(run.engine.server(0), net)
+    exits = method.all_exits(run.engine.server(0), net)
     assert list(exits) == [f"block{number}" for number in range(1, 9)]
     head = exits["block5"].train()
     x = torch.randn(6, 4, 4, 4)

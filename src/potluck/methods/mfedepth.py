@@ -92,7 +92,7 @@ class MFeDepth(fl.depthwise.DepthWise, fl.SharesWeights[State]):
         members = {member.base: member for member in server.roster.values()}
         exits: fl.GroupWeights = {}
         for architecture, member in sorted(members.items()):
-            own = fl.parameters_of(self.auxiliary_classifiers(server, server.build(architecture)))
+            own = fl.parameters_of(self.all_exits(server, server.build(architecture)))
             exits[self.sharing.group(member)] = own | exits.get(self.sharing.group(member), {})
         return State(self.sharing.initial(server), exits)
 
@@ -114,22 +114,17 @@ class MFeDepth(fl.depthwise.DepthWise, fl.SharesWeights[State]):
 
     def member(self, server: fl.Server, id: fl.ClientId) -> fl.Member:
         """A client, of which it is known where its exits have its own classes."""
-        return fl.exits.with_rows_of_exits(server.roster[id], server, self.auxiliary_classifiers)
+        return fl.exits.with_rows_of_exits(server.roster[id], server, self.all_exits)
 
-    def auxiliary_classifiers(self, party: fl.Server | fl.Client, net: nn.Module) -> nn.ModuleDict:
-        """An exit behind every block but the last, by the name of the block's last stage."""
-        shape = (party if isinstance(party, fl.Server) else party.train).input_shape
-        memory = self.estimate(net, shape)
-        behind = [memory.parts[stop - 1] for _, stop in memory.blocks[:-1]]
-        return fl.exits.new_exits(
-            party, net, {part.name: part.output for part in behind}, partial(fl.exits.small_exit, track=False)
-        )
+    def all_exits(self, server: fl.Server, net: nn.Module) -> nn.ModuleDict:
+        """The auxiliary classifiers of a net, with outputs for all classes."""
+        return auxiliary_classifiers(server, net, self.estimate(net, server.input_shape))
 
     @fl.on_client
     def local_update(self, client: fl.Client, message: fl.Message) -> fl.ClientWork:
         self.sharing.receive(client, message)
         memory = self.estimate(client.model, client.train.input_shape)
-        exits = self.auxiliary_classifiers(client, client.model)
+        exits = auxiliary_classifiers(client, client.model, memory)
         fl.load(
             exits,
             fl.weights.pick(message["exits"], {name: tensor.shape for name, tensor in exits.state_dict().items()}),
@@ -148,3 +143,11 @@ class MFeDepth(fl.depthwise.DepthWise, fl.SharesWeights[State]):
 
         reply = yield from self.learn(client, capacity, memory, lead_out)
         return fl.Message(**reply, exits=fl.parameters_of(used) or None)
+
+
+def auxiliary_classifiers(party: fl.Server | fl.Client, net: nn.Module, memory: fl.memory.MemoryModel) -> nn.ModuleDict:
+    """An exit behind every block but the last, by the name of the block's last stage."""
+    behind = [memory.parts[stop - 1] for _, stop in memory.blocks[:-1]]
+    return fl.exits.new_exits(
+        party, net, {part.name: part.output for part in behind}, partial(fl.exits.small_exit, track=False)
+    )
