@@ -19,7 +19,7 @@ from potluck.engine.rounds.engine import Engine
 from potluck.experiment.federation.needs import check_needs
 from potluck.models.contract import StagedNet
 
-from ..nets import Encoder
+from ..own_networks import Encoder
 
 SHAPE = (1, 8, 8)
 TRAINING = fl.LocalTraining(optimizer="sgd", lr=0.05, batch_size=8)

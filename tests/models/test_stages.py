@@ -21,7 +21,7 @@ from potluck.models.stages import behind_extractor, exit_outputs, stages_of, wit
 from potluck.models.vit import vit
 from potluck.parts.exits import leading_names, slices_with_exits
 
-from ..nets import Encoder
+from ..own_networks import Encoder
 
 EXACTLY = {"rtol": 0, "atol": 0}
 SHAPE = (1, 8, 8)
