@@ -10,7 +10,7 @@ from torch.testing import assert_close
 
 from potluck.core.federation import Member
 from potluck.core.nets.classes import OwnClasses, OwnHead
-from potluck.parts.classes import MeanByClass, OfOwnClasses, averaged, of_all_classes, own_rows
+from potluck.parts.classes import MeanByClass, OwnClassesOnly, averaged, of_all_classes, own_rows
 from potluck.parts.losses import difference, distillation, soft_cross_entropy
 from potluck.parts.means import Aggregate
 from potluck.parts.prototypes import averages, logit_distance
@@ -138,5 +138,5 @@ def test_many_teach_of_a_class_what_those_say_who_have_it():
 
 
 def test_a_network_with_all_classes_says_nothing_of_those_that_a_client_lacks():
-    net = OfOwnClasses(torch.nn.Identity(), OWN.classes.lacking)
+    net = OwnClassesOnly(torch.nn.Identity(), OWN.classes.lacking)
     assert net(torch.tensor([[1.0, 2.0, 3.0, 4.0]])).tolist() == [[1.0, NO, NO, 4.0]]

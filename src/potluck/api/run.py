@@ -239,8 +239,7 @@ def _check_writable(wanted: Given) -> None:
         raise ConfigError(
             f"to: a run's folder holds a config.toml, which cannot name {', '.join(wanted.unwritable)} of this program;"
             " put methods and models into a Python file and data into an .npz or .csv file, and name those"
-            " ('nets.py:small'),"
-            " or run without a folder"
+            " ('nets.py:small'), or run without a folder"
         )
 
 

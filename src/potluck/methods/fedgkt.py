@@ -112,7 +112,7 @@ class FedGKT(fl.Method[State]):
     @fl.on_client
     def inference_model(self, client: fl.Client, message: fl.Message) -> nn.Module:
         behind = tail(client.build(), message["net"])
-        return fl.classes.of_own(fl.stages.with_extractor_of(client.model, behind), client)
+        return fl.classes.own_classes_only(fl.stages.with_extractor_of(client.model, behind), client)
 
 
 @dataclass(frozen=True)

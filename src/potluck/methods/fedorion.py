@@ -192,7 +192,7 @@ class FedORION(fl.CommonModel):
     @fl.on_client
     def inference_model(self, client: fl.Client, message: fl.Message) -> nn.Module:
         common = message.get("common")
-        return client.model if common is None else fl.classes.of_own(fl.load(client.build(), common), client)
+        return client.model if common is None else fl.classes.own_classes_only(fl.load(client.build(), common), client)
 
 
 def teacher(server: fl.Server, id: fl.ClientId, reply: fl.Message) -> nn.Module:

@@ -110,8 +110,9 @@ class HeteroFL(fl.width.WidthSlices[State]):
             return fl.classes.rows_for(dict.fromkeys(head, labels), server.roster[i])
 
         weights = fl.submodels.mean_where_covered(replies, held, state.weights, self.combine, rows=rows)
-        full = {i: fl.Message(weights=fl.classes.rows_for(weights, server.roster[i])) for i in rates}
-        measured = cohort.ask(self.measure, {i: full[i] for i in rates if i not in replies.failures})
+        present = [member for member in server.members(rates) if member.id not in replies.failures]
+        full = {member.id: fl.Message(weights=fl.classes.rows_for(weights, member)) for member in present}
+        measured = cohort.ask(self.measure, full)
         return State(weights, fl.width.mean_statistics(measured, state.statistics))
 
     def replies(self, handler: str, member: fl.Member, message: fl.Message, server: fl.Server) -> fl.Schema:

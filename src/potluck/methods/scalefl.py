@@ -128,9 +128,9 @@ class ScaleFL(fl.width.WidthSlices[State]):
         messages = {i: fl.Message(weights=narrow[i], rate=rate) for i, rate in rates.items()}
         replies = cohort.stream(self.local_update, messages)
         weights = fl.submodels.mean_where_covered(replies, held, state.weights, self.combine)
-        full = without_exits(weights)
-        sent = {i: fl.Message(weights=fl.classes.rows_for(full, server.roster[i])) for i in held}
-        measured = cohort.ask(self.measure, {i: sent[i] for i in held if i not in replies.failures})
+        full, present = without_exits(weights), [m for m in server.members(held) if m.id not in replies.failures]
+        sent = {member.id: fl.Message(weights=fl.classes.rows_for(full, member)) for member in present}
+        measured = cohort.ask(self.measure, sent)
         return State(weights, fl.width.mean_statistics(measured, state.statistics))
 
     def replies(self, handler: str, member: fl.Member, message: fl.Message, server: fl.Server) -> fl.Schema:

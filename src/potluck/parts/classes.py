@@ -237,7 +237,7 @@ def running(rule: Aggregate, roster: Roster) -> RunningMean | Gathered | MeanOfP
     return MeanOfPredictions(rule) if any(member.head for member in roster.values()) else rule.running()
 
 
-class OfOwnClasses(nn.Module):
+class OwnClassesOnly(nn.Module):
     """A network with all classes that says nothing, minus infinity, of those that a client lacks.
 
     Args:
@@ -258,9 +258,9 @@ class OfOwnClasses(nn.Module):
         return self.net(x).masked_fill(self.lacking, -torch.inf)
 
 
-def of_own(net: nn.Module, client: Client) -> nn.Module:
-    """What a client predicts with that has a network with all classes: the network, for its own classes."""
-    return net if client.classes is None else OfOwnClasses(net, client.classes.lacking)
+def own_classes_only(net: nn.Module, client: Client) -> nn.Module:
+    """What a client predicts with that was sent a network with all classes: the network, for its own classes."""
+    return net if client.classes is None else OwnClassesOnly(net, client.classes.lacking)
 
 
 def held(members: Sequence[Member], classes: int) -> Tensor:

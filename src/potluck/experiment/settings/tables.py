@@ -83,7 +83,10 @@ def override(tree: Tree, assignments: Assignments) -> Tree:
     Raises:
         ConfigError: an assignment has no `=`, or leads through something that is not a table.
     """
-    tree, assigned = copy.deepcopy(tree), {_whole(key, found): found for key, found in _assigned(assignments).items()}
+    tree, assigned = (
+        copy.deepcopy(tree),
+        {_of_partition(key, found): found for key, found in _assigned(assignments).items()},
+    )
     for key, value in sorted(assigned.items(), key=lambda item: item[0].count(".")):
         *tables, last = key.split(".")
         place = tree
@@ -103,8 +106,8 @@ def override(tree: Tree, assignments: Assignments) -> Tree:
     return tree
 
 
-def _whole(key: str, value: Any) -> str:
-    """The key, or that of the partition whose name it is."""
+def _of_partition(key: str, value: Any) -> str:
+    """The key of an assignment; of a partition's name that of the partition, all of which it replaces."""
     return key.removesuffix(".name") if key.endswith("partition.name") and isinstance(value, str) else key
 
 
