@@ -137,7 +137,7 @@ def compare(
                 difference=_difference(members, groups[other.label], measure, at)
                 if other and other.label != label
                 else None,
-                megabytes=_certain(sum(_sent(run)) for run in members.runs),
+                megabytes=confidence_interval(sum(_sent(run)) for run in members.runs),
                 seconds=interval([sum(spent.values()) or None for spent in map(seconds, members.runs)]),
                 reached=None if target is None else _reached(members, target, measure),
             )
@@ -184,10 +184,11 @@ def _by_owner(values: Sequence[tuple[str, str, str]]) -> dict[str, str]:
 def interval(values: Iterable[float | None]) -> Interval | None:
     """Mean and interval of the values that are not None; None if all are."""
     known = [value for value in values if value is not None]
-    return _certain(known) if known else None
+    return confidence_interval(known) if known else None
 
 
-def _certain(values: Iterable[float]) -> Interval:
+def confidence_interval(values: Iterable[float]) -> Interval:
+    """Mean and interval of values, of which there is at least one."""
     from scipy.stats import t  # takes a quarter of a second
 
     known = list(values)
@@ -197,13 +198,14 @@ def _certain(values: Iterable[float]) -> Interval:
     return Interval(fmean(known), half, len(known))
 
 
-def _record(run: StoredRun, at: At) -> RoundRecord | None:
+def record_at(run: StoredRun, at: At) -> RoundRecord | None:
+    """The record of the round that counts."""
     return last(run) if at == "last" else chosen(run)
 
 
 def _scores(members: Group, measure: Measure, at: At) -> dict[int, float]:
     """The primary metric by seed, where it was measured."""
-    found = {run.seed: (_record(run, at), run.metric.name) for run in members.runs}
+    found = {run.seed: (record_at(run, at), run.metric.name) for run in members.runs}
     values = {seed: record.value(measure, metric) for seed, (record, metric) in found.items() if record is not None}
     return {seed: value for seed, value in values.items() if value is not None}
 
@@ -211,21 +213,21 @@ def _scores(members: Group, measure: Measure, at: At) -> dict[int, float]:
 def _difference(members: Group, reference: Group, measure: Measure, at: At) -> Difference | None:
     ours, theirs = _scores(members, measure, at), _scores(reference, measure, at)
     others = {run.seed: run for run in reference.runs}
-    paired = [run.seed for run in members.runs if run.seed in others and _had_same_data(run, others[run.seed])]
+    paired = [run.seed for run in members.runs if run.seed in others and had_same_data(run, others[run.seed])]
     gaps = [ours[seed] - theirs[seed] for seed in paired if seed in ours and seed in theirs]
     if not gaps:
         return None
-    return Difference(_certain(gaps), _p(gaps))
+    return Difference(confidence_interval(gaps), paired_p(gaps))
 
 
-def _had_same_data(one: StoredRun, other: StoredRun) -> bool:
+def had_same_data(one: StoredRun, other: StoredRun) -> bool:
     """Whether two runs had the same examples, divided in the same way, as far as their manifests say."""
     facts = [(one.manifest.get(name), other.manifest.get(name)) for name in (_CHECKSUM, "partition_fingerprint")]
     return all(ours is None or theirs is None or ours == theirs for ours, theirs in facts)
 
 
-def _p(gaps: Sequence[float]) -> float | None:
-    """Of the paired t-test: how often chance alone would make seeds differ by as much."""
+def paired_p(gaps: Sequence[float]) -> float | None:
+    """Of the paired t-test: how often chance alone would make seeds differ by as much; None where it cannot tell."""
     from scipy.stats import ttest_1samp
 
     if len(set(gaps)) < 2:
@@ -234,16 +236,24 @@ def _p(gaps: Sequence[float]) -> float | None:
 
 
 def _adjusted(rows: Sequence[ComparedRow]) -> list[ComparedRow]:
-    """Rows with p adjusted by Holm's method: the smallest times their number, the next times one less, and so on."""
-    tested = sorted(
-        (row.difference.p, i) for i, row in enumerate(rows) if row.difference and row.difference.p is not None
-    )
-    raised = accumulate((min(1.0, (len(tested) - rank) * p) for rank, (p, _) in enumerate(tested)), max)
-    adjusted = {i: p for (_, i), p in zip(tested, raised, strict=True)}
+    """Rows with p adjusted for how many are tested."""
+    adjusted = holm([row.difference and row.difference.p for row in rows])
     return [
-        replace(row, difference=replace(row.difference, p=adjusted[i])) if row.difference and i in adjusted else row
-        for i, row in enumerate(rows)
+        replace(row, difference=replace(row.difference, p=p)) if row.difference else row
+        for row, p in zip(rows, adjusted, strict=True)
     ]
+
+
+def holm(found: Sequence[float | None]) -> list[float | None]:
+    """Values of p adjusted by Holm's method: the smallest times their number, the next times one less, and so on.
+
+    Args:
+        found: None stays None, and counts as no test.
+    """
+    tested = sorted((p, place) for place, p in enumerate(found) if p is not None)
+    raised = accumulate((min(1.0, (len(tested) - rank) * p) for rank, (p, _) in enumerate(tested)), max)
+    adjusted = {place: p for (_, place), p in zip(tested, raised, strict=True)}
+    return [adjusted.get(place) for place in range(len(found))]
 
 
 def _sent(run: StoredRun) -> list[float]:
@@ -260,7 +270,7 @@ def _reached(members: Group, target: float, measure: Measure) -> Reached:
     return Reached(
         count=len(when),
         seeds=len(members.runs),
-        rounds=_certain(end for _, end in when),
-        megabytes=_certain(sum(_sent(run)[:end]) for run, end in when),
+        rounds=confidence_interval(end for _, end in when),
+        megabytes=confidence_interval(sum(_sent(run)[:end]) for run, end in when),
         seconds=interval(spent),
     )
