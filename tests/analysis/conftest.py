@@ -154,3 +154,27 @@ def seal():
 def make_round():
     """The function that makes a line of `rounds.jsonl`, for runs that differ from the usual one."""
     return round_line
+
+
+@pytest.fixture
+def write_clients():
+    """A function that gives the clients of a stored run of one round these accuracies, and returns its folder."""
+
+    def write(folder, values):
+        lines = [
+            {
+                "round": 1,
+                "client": client,
+                "architecture": "small" if client < 2 else LARGE,
+                "examples_train": 30,
+                "examples_test": 10,
+                "accuracy_personal": value,
+                "accuracy_common": None,
+                "accuracy_validation": None,
+            }
+            for client, value in enumerate(values)
+        ]
+        (folder / "clients.jsonl").write_text(_lines(lines))
+        return folder
+
+    return write

@@ -1,6 +1,5 @@
 """Who profits and who loses, with numbers written by hand."""
 
-import json
 from dataclasses import replace
 
 import numpy as np
@@ -12,30 +11,14 @@ from potluck.analysis.read import read_run
 from potluck.core.ground.errors import ConfigError
 from potluck.records import Metric
 
-ARCHITECTURES = ("small", "small", "large")
-
 
 @pytest.fixture
-def scored(store_run, make_round):
+def scored(store_run, make_round, write_clients):
     """A function that stores a run of one evaluated round whose clients have these accuracies."""
 
     def stored(name, values, **facts):
         folder = store_run(name, [make_round(1, personal=[0.5] * 4)], planned=1, **facts)
-        lines = [
-            {
-                "round": 1,
-                "client": client,
-                "architecture": ARCHITECTURES[client],
-                "examples_train": 30,
-                "examples_test": 10,
-                "accuracy_personal": value,
-                "accuracy_common": None,
-                "accuracy_validation": None,
-            }
-            for client, value in enumerate(values)
-        ]
-        (folder / "clients.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-        return read_run(folder)
+        return read_run(write_clients(folder, values))
 
     return stored
 
@@ -61,7 +44,7 @@ def test_gains__are_paired_seed_by_seed_with_intervals_over_seeds_and_over_clien
     assert found.p == pytest.approx(ttest_1samp(over_seeds, 0).pvalue)
     assert {name: one.mean for name, one in found.by_architecture.items()} == {
         "small": pytest.approx(gaps[:, :2].mean()),
-        "large": pytest.approx(gaps[:, 2].mean()),
+        "large(width=8)": pytest.approx(gaps[:, 2].mean()),
     }
 
 

@@ -23,11 +23,13 @@ class TextTable:
         columns: the headings.
         rows: the cells.
         blocks: of each row the name of its block, whose rows are neighbours; empty if there is only one.
+        bold: cells that stand out, by the name of their row and the number of their column.
     """
 
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     blocks: tuple[str, ...] = ()
+    bold: frozenset[tuple[str, int]] = frozenset()
 
     @property
     def parts(self) -> list[tuple[str, tuple[tuple[str, ...], ...]]]:
@@ -51,7 +53,7 @@ def table_of(rows: Sequence[ComparedRow], metric: Metric) -> TextTable:
     lines: list[tuple[str, ...]] = []
     rows = _by_block(rows)
     for row in rows:
-        cells = [row.name, str(len(row.seeds)), *(_scored(metric, row.scores[of]) for of in measured)]
+        cells = [row.name, str(len(row.seeds)), *(scored(metric, row.scores[of]) for of in measured)]
         if compared:
             cells += [_signed(metric, row.difference.by), _p(row.difference.p)] if row.difference else [_NOTHING] * 2
         lines.append((*cells, _amount(row.megabytes), *([_amount(row.seconds)] if timed else [])))
@@ -93,7 +95,8 @@ def caption(rows: Sequence[ComparedRow], measure: Measure) -> str:
     return "; ".join(words) + "."
 
 
-def _scored(metric: Metric, value: Interval | None) -> str:
+def scored(metric: Metric, value: Interval | None) -> str:
+    """A value with the half width of its interval, of shares in percent."""
     if value is None:
         return _NOTHING
     half = "" if value.half is None else f" ± {_score(metric, value.half)}"
@@ -101,7 +104,7 @@ def _scored(metric: Metric, value: Interval | None) -> str:
 
 
 def _signed(metric: Metric, value: Interval) -> str:
-    return f"{'+' if value.mean > 0 else ''}{_scored(metric, value)}"
+    return f"{'+' if value.mean > 0 else ''}{scored(metric, value)}"
 
 
 def _score(metric: Metric, value: float) -> str:
@@ -175,8 +178,9 @@ def latex(table: TextTable) -> str:
     """A LaTeX tabular for the package booktabs."""
 
     def line(cells: Sequence[str]) -> str:
-        shown = (cell.translate(_TEX).replace("±", r"$\pm$").replace("–", "--") for cell in cells)
-        return f"{' & '.join(shown)} \\\\\n"
+        shown = [cell.translate(_TEX).replace("±", r"$\pm$").replace("–", "--") for cell in cells]
+        weighed = (f"\\textbf{{{cell}}}" if (cells[0], at) in table.bold else cell for at, cell in enumerate(shown))
+        return f"{' & '.join(weighed)} \\\\\n"
 
     def headed(block: str) -> str:
         return (

@@ -2,7 +2,7 @@
 
 import html
 import io
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -24,7 +24,7 @@ from potluck.analysis.read import Reading, StoredRun, find_runs, read_runs
 from potluck.analysis.report import Target, write_report
 from potluck.analysis.tables import metric_of
 from potluck.api.given import explaining, given
-from potluck.api.result import RunResult
+from potluck.api.result import RunResult, folders_of
 from potluck.core.ground.errors import ConfigError
 from potluck.engine.executors.workers import cores
 from potluck.experiment.running.several import Ended, run_several
@@ -243,21 +243,6 @@ def report(
     place = Path(to) if to is not None else folders[0] if len(folders) == 1 else Path("report")
     goal = None if target is None else Target(target, measure)
     return write_report(folders, place, goal, measure=measure, smooth=smooth)
-
-
-def folders_of(runs: Iterable[str | Path | RunResult]) -> list[Path]:
-    """The folders of runs.
-
-    Raises:
-        ConfigError: one has none.
-    """
-    found: list[Path] = []
-    for one in runs:
-        folder = one.folder if isinstance(one, RunResult) else Path(one)
-        if folder is None:
-            raise ConfigError(f"{one!r} has no folder to read; run it with to='runs'")
-        found.append(folder)
-    return found
 
 
 def _ends(experiments: Sequence[Experiment], parent: Path, processes: int | None) -> list[Ended]:

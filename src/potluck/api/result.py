@@ -3,7 +3,7 @@
 import html
 import tomllib
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from torch import nn
 
 from potluck.analysis.read import StoredRun, read_run
+from potluck.api.analyse import Analysis, Scope, analysis_of
 from potluck.api.export import Exported, export
 from potluck.api.frames import clients_frame, rounds_frame
 from potluck.core.federation import ClientId
@@ -22,7 +23,7 @@ from potluck.experiment.folder.folder import open_folder
 from potluck.experiment.folder.trained import Trained, trained_in
 from potluck.experiment.results.evaluate import Evaluation
 from potluck.experiment.settings.resolve import resolve
-from potluck.records import TITLES, ClientRecord, Metric, RoundRecord
+from potluck.records import TITLES, ClientRecord, Measure, Metric, RoundRecord
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -126,6 +127,38 @@ class RunResult:
         facts |= {"method": self.method, "dataset": self.dataset, "seed": self.seed}
         return export(self._trained(chosen), _client(whose), Path(to), format, facts)
 
+    def analyse(
+        self,
+        *others: "str | Path | RunResult",
+        measure: Measure = "personal",
+        chosen: bool = False,
+        alone: str | None = None,
+        target: float | None = None,
+        clients: int = 10,
+        examples: int = 512,
+        bins: int = 15,
+    ) -> Analysis:
+        """What `potluck analyse` finds of this run beside others, as data frames; `write` makes its page.
+
+            local.analyse(fedavg, "runs/older").frames["gains"]
+
+        Args:
+            others: further runs, or folders of runs; one of the method `local` lets it say who profits.
+            measure: on what the clients' models are scored: "personal", "common" or "validation".
+            chosen: whether after the rounds that are best on validation parts instead of the last.
+            alone: name of the experiment that stands for training alone; by default the one of the method `local`.
+            target: adds what it took to reach this value of the metric.
+            clients: of how many at most the networks are compared, of each architecture in turn.
+            examples: of the common test set at most, on which they are compared.
+            bins: of confidence, for the calibration.
+
+        Raises:
+            ConfigError: a run has no folder, or a value is wrong.
+            CheckpointError: a folder is not a run, or all runs are damaged.
+        """
+        scope = Scope(measure, chosen, alone, target, clients, examples, bins)
+        return analysis_of(folders_of([self, *others]), scope)
+
     def __repr__(self) -> str:
         last = next((record for record in reversed(self.rounds) if record.evaluated), None)
         value = last.value("personal", self.metric.name) if last else None
@@ -216,6 +249,21 @@ def open_run(folder: str | Path) -> RunResult:
     if run.unchecked:
         warnings.warn(f"{folder}: {run.unchecked}", PotluckWarning, stacklevel=2)
     return of_stored(run)
+
+
+def folders_of(runs: Iterable[str | Path | RunResult]) -> list[Path]:
+    """The folders of runs.
+
+    Raises:
+        ConfigError: one has none.
+    """
+    found: list[Path] = []
+    for one in runs:
+        folder = one.folder if isinstance(one, RunResult) else Path(one)
+        if folder is None:
+            raise ConfigError(f"{one!r} has no folder to read; run it with to='runs'")
+        found.append(folder)
+    return found
 
 
 def of_stored(

@@ -13,7 +13,7 @@ def test_drift__is_the_distance_to_the_mean_over_its_length():
         2: {"a.weight": np.array([[3.0, 4.0]]), "a.bias": np.array([0.0])},
     }
     (found,) = drift(networks)
-    assert (found.layer, found.owners, found.parameters) == ("a", 3, 3)
+    assert (found.layer, found.networks, found.parameters) == ("a", 3, 3)
     assert (found.mean, found.largest) == (pytest.approx((4 + 4 + 0) / 3 / 5), pytest.approx(4 / 5))
 
 
@@ -25,7 +25,7 @@ def test_drift__compares_only_layers_of_the_same_shape():
         2: {"in.weight": large, "out.weight": 2 * small},
         3: {"other.weight": small},
     }
-    assert [(one.layer, one.owners) for one in drift(networks)] == [("out", 3), ("in", 2)]
+    assert [(one.layer, one.networks) for one in drift(networks)] == [("out", 3), ("in", 2)]
 
 
 def test_drift__of_equal_networks_is_0_and_around_a_mean_of_0_without_bound():

@@ -16,14 +16,14 @@ class Drift:
 
     Attributes:
         layer: the name of its module.
-        owners: how many networks have it.
+        networks: how many have it.
         parameters: how many numbers it has.
         mean: mean over networks of the distance to their mean weights, over the length of that mean.
         largest: of the network that is farthest.
     """
 
     layer: str
-    owners: int
+    networks: int
     parameters: int
     mean: float
     largest: float

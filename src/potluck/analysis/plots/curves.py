@@ -22,7 +22,7 @@ _INCHES = (10.0, 4.2)
 _DOTS_PER_INCH = 150
 _INK, _FAINT = "#333333", "#6b6b6b"
 # Okabe and Ito's palette, which people with any colour vision can tell apart; without yellow, too light for a line.
-_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 _DASHES = ("-", "--")  # further lines repeat the colours with another dash
 _OTHERS = "#cfcfcf"  # of lines beyond those that can be told apart
 _OTHER_DASHES = ("--", ":")  # of the measures beside the one that is shown
@@ -90,7 +90,7 @@ def draw_curves(runs: Sequence[StoredRun], how: Drawn = AS_MEASURED) -> Figure:
     from matplotlib.figure import Figure as NewFigure
 
     groups, metric, measure, smooth = group(runs), metric_of(runs), how.measure, how.smooth
-    with _style():
+    with style():
         figure = NewFigure(figsize=_INCHES, dpi=_DOTS_PER_INCH, layout="constrained")
         over_rounds, over_traffic = figure.subplots(1, 2, sharey=True)
         alone = len(groups) == 1
@@ -112,16 +112,16 @@ def draw_curves(runs: Sequence[StoredRun], how: Drawn = AS_MEASURED) -> Figure:
 
 def save(figure: Figure, path: Path) -> None:
     """Write a figure as PNG; the same figure always gives the same bytes."""
-    with _style():
+    with style():
         figure.savefig(path, format="png", dpi="figure", facecolor="white", metadata={"Software": None})
 
 
 @contextmanager
-def _style() -> Generator[None]:
+def style() -> Generator[None]:
     """Matplotlib's defaults and ours, whatever the user has configured; restored afterwards."""
-    from matplotlib import style
+    from matplotlib import style as styles
 
-    with style.context(["default", _STYLE]):
+    with styles.context(["default", _STYLE]):
         yield
 
 
@@ -191,7 +191,7 @@ def _told_apart(lines: Sequence[_Line], metric: Metric) -> list[_Line]:
         points = line.measured or line.points
         return sign * points[-1].value.mean if points else -math.inf
 
-    looks = [(colour, dash) for dash in _DASHES for colour in _COLOURS]
+    looks = [(colour, dash) for dash in _DASHES for colour in COLOURS]
     best = {id(line) for line in sorted(plain, key=rank, reverse=True)[: len(looks)]}
     look = iter(looks)
     shown = [
@@ -259,7 +259,7 @@ def _label_ends(axes: Axes, lines: Sequence[_Line]) -> None:
     heights = _apart([(line.points[-1].value.mean - bottom) / (top - bottom) for line in ends])
     for line, height in zip(ends, heights, strict=True):
         weight = "bold" if line.colour == "black" else "normal"
-        dashed = "- - " if line.dash == _DASHES[1] and line.colour in _COLOURS else ""
+        dashed = "- - " if line.dash == _DASHES[1] and line.colour in COLOURS else ""
         axes.text(
             1.015,
             height,

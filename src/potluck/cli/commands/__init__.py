@@ -43,6 +43,7 @@ _COMMANDS = {
     "inspect": looking.inspect,
     "new": looking.new,
     "report": comparing.report,
+    "analyse": comparing.analyse,
     "watch": running.watch,
     "compare": comparing.compare,
     "sweep": comparing.sweep,

@@ -1,4 +1,4 @@
-"""Commands that compare runs, most of which start those that are missing: `compare`, `sweep`, `reproduce`, `report`."""
+"""Commands that look at several runs: `compare`, `sweep` and `reproduce`, which start them; `report`, `analyse`."""
 
 from pathlib import Path
 from typing import Annotated
@@ -17,6 +17,7 @@ from potluck.cli.commands.shared import (
     TableOption,
     told_apart,
 )
+from potluck.records import TITLES_OF_A_CLIENT
 
 
 def compare(
@@ -135,5 +136,40 @@ def report(
     goal = None if target is None else Target(target, of)
     page = write_report(folders, place, goal, measure=of, smooth=smooth)
     typer.echo(page)
+    if show and typer.launch(page.resolve().as_uri()) != 0:
+        typer.echo(f"Found no browser; open {page} yourself.", err=True)
+
+
+def analyse(
+    folders: Annotated[
+        list[Path], typer.Argument(help="Runs, or folders of runs.", autocompletion=completion.of_folders)
+    ],
+    to: Annotated[Path | None, typer.Option(help="Folder to write to. Default: the run's folder.")] = None,
+    measure: Annotated[
+        str, typer.Option(help=f"By which score of clients: {', '.join(TITLES_OF_A_CLIENT)}.")
+    ] = "personal",
+    chosen: Annotated[
+        bool, typer.Option("--chosen", help="The rounds that are best on validation parts, not the last.")
+    ] = False,
+    alone: Annotated[
+        str | None, typer.Option(help="The experiment that stands for training alone. Default: that of `local`.")
+    ] = None,
+    target: GoalOption = None,
+    clients: Annotated[int, typer.Option(help="Compare the networks of so many clients.", min=2)] = 10,
+    examples: Annotated[int, typer.Option(help="Compare them on so many common test examples.", min=8)] = 512,
+    bins: Annotated[int, typer.Option(help="Of confidence, for the calibration.", min=2)] = 15,
+    show: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
+) -> None:
+    """Analyse what runs have trained: who profits and who loses, at what cost, and how alike clients' models are."""
+    stages.show_stages("starting")
+    from potluck.api.analyse import Scope, analysis_of
+    from potluck.cli.compare import measure_of
+
+    scope = Scope(measure_of(measure), chosen, alone, target, clients, examples, bins)
+    analysis = analysis_of(folders, scope, stages.show_stages)
+    page = analysis.write(to or (folders[0] if len(folders) == 1 else Path("analysis")))
+    stages.clear()
+    for line in (*analysis.sentences, *analysis.findings.remarks, page):
+        typer.echo(line)
     if show and typer.launch(page.resolve().as_uri()) != 0:
         typer.echo(f"Found no browser; open {page} yourself.", err=True)

@@ -1,0 +1,206 @@
+"""Figures of an analysis, as wide as a column of a paper."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from potluck.analysis.findings import Findings
+from potluck.analysis.gains import Gain
+from potluck.analysis.inside import EVERYBODY, Calibrated, Inside
+from potluck.analysis.plots.curves import COLOURS, style
+
+Figure = Any  # matplotlib's, which is imported only inside the functions that draw
+Axes = Any
+
+COLUMN = 3.4
+"""Inches, the width of a column of most papers in two columns."""
+_MOST = 6  # panels or lines, as many as colours can tell apart
+_TICKS = 24
+_MARKERS = "osD^vP"
+_FORMATS = ("svg", "pdf")
+
+
+def draw_findings(findings: Findings) -> dict[str, Figure]:
+    """A figure for each thing that was found, by its name."""
+    drawn: dict[str, Figure | None] = {
+        "gains": _gains(findings),
+        "similarity": _similarity(findings.inside),
+        **{f"heatmaps-{number}": _heatmaps(*one) for number, one in enumerate(_by_experiment(findings.inside), 1)},
+        "calibration": _reliability(findings.inside),
+        "drift": _drift(findings.inside),
+    }
+    return {name: figure for name, figure in drawn.items() if figure is not None}
+
+
+def save_figure(figure: Figure, to: Path, name: str) -> None:
+    """Write a figure as SVG and as PDF; the same figure always gives the same bytes."""
+    from matplotlib import rc_context
+
+    with style(), rc_context({"svg.hashsalt": name, "svg.fonttype": "path", "pdf.fonttype": 42}):
+        figure.draw_without_rendering()
+        figure.set_layout_engine("none")  # otherwise it would move the panels a little at every drawing
+        for kind in _FORMATS:
+            date = "Date" if kind == "svg" else "CreationDate"
+            figure.savefig(to / f"{name}.{kind}", format=kind, facecolor="white", metadata={date: None})
+
+
+def _panels(height: float, columns: int = 1, *, share: bool = False) -> tuple[Figure, Sequence[Axes]]:
+    """A figure with panels beside one another, each as wide as a column."""
+    from matplotlib.figure import Figure as NewFigure
+
+    figure = NewFigure(figsize=(COLUMN * columns, height), layout="constrained")
+    return figure, list(np.atleast_1d(figure.subplots(1, columns, sharey=share)))
+
+
+def _gains(findings: Findings) -> Figure | None:
+    """The clients of each experiment by their gain, with its interval over seeds."""
+    shown = findings.gains[:_MOST]
+    if not shown:
+        return None
+    scale = 100.0 if findings.metric.percent else 1.0
+    with style():
+        figure, panels = _panels(2.6, len(shown), share=True)
+        for axes, gain in zip(panels, shown, strict=True):
+            _gain_of_clients(axes, gain, scale)
+        unit = "points" if findings.metric.percent else findings.metric.label
+        panels[0].set_ylabel(f"gain over {shown[0].against} ({unit})")
+    return figure
+
+
+def _gain_of_clients(axes: Axes, gain: Gain, scale: float) -> None:
+    ranked = sorted(gain.clients, key=lambda one: one.gain.mean)
+    for place, one in enumerate(ranked):
+        colour = COLOURS[0] if one.gain.mean >= 0 else COLOURS[1]
+        half = None if one.gain.half is None else scale * one.gain.half
+        axes.errorbar(place, scale * one.gain.mean, yerr=half, fmt="o", color=colour, markersize=3, linewidth=0.9)
+    axes.axhline(0, color="#333333", linewidth=0.8)
+    axes.axhline(scale * gain.over_seeds.mean, color=COLOURS[0], linewidth=0.9, linestyle="--")
+    axes.set(title=gain.experiment, xlabel="client, by gain", xticks=_few(range(len(ranked))))
+    axes.set_xticklabels([str(ranked[place].client) for place in _few(range(len(ranked)))])
+
+
+def _similarity(inside: Sequence[Inside]) -> Figure | None:
+    """CKA between clients by stage, a line for each experiment, mean over its runs."""
+
+    def drawn(axes: Axes, runs: Sequence[Inside], look: dict[str, Any]) -> None:
+        found: dict[int, list[float]] = {}
+        for one in runs:
+            for stage, (_, unbiased) in one.between_clients().items():
+                found.setdefault(stage, []).append(unbiased)
+        axes.plot(list(found), [np.mean(values) for values in found.values()], **look)
+
+    known = [one for one in inside if one.between_clients()]
+    figure = _lines(known, drawn)
+    if figure:
+        figure.axes[0].set_xticks(sorted({stage for one in known for stage in one.between_clients()}))
+        figure.axes[0].set(xlabel="stage, from 0", ylabel="CKA between clients, unbiased", ylim=(-0.05, 1.05))
+    return figure
+
+
+def _heatmaps(label: str, runs: Sequence[Inside]) -> Figure | None:
+    """CKA of each client with each at each stage, and of stage with stage over all pairs; mean over these runs."""
+    clients: dict[tuple[int, int, int], list[float]] = {}
+    stages: dict[tuple[int, int], list[float]] = {}
+    for row in (row for one in runs for row in one.similarity if row.client != row.other_client):
+        one, other = (row.client, row.stage), (row.other_client, row.other_stage)
+        for (of, at), (of_other, at_other) in ((one, other), (other, one)):
+            stages.setdefault((at, at_other), []).append(row.unbiased_cka)
+            if at == at_other:
+                clients.setdefault((at, of, of_other), []).append(row.unbiased_cka)
+    if not clients:
+        return None
+    last = sorted({at for at, *_ in clients})[1 - _MOST :]
+    with style():
+        figure, panels = _panels(3.0, 1 + len(last))
+        for axes, stage in zip(panels, last, strict=False):
+            pairs = {(of, other): values for (at, of, other), values in clients.items() if at == stage}
+            _heatmap(axes, {**pairs, **{(of, of): [1.0] for of, _ in pairs}}, f"stage {stage}, client by client")
+        image = _heatmap(panels[-1], stages, "stage by stage")
+        figure.colorbar(image, ax=panels[-1], label="CKA, unbiased")
+        figure.suptitle(label, fontsize=9, x=0.01, ha="left")
+    return figure
+
+
+def _heatmap(axes: Axes, values: Mapping[tuple[int, int], Sequence[float]], title: str) -> Any:
+    """The means of values by row and column."""
+    names = sorted({name for name, _ in values})
+    matrix = [[np.mean(values.get((row, column), [np.nan])) for column in names] for row in names]
+    image = axes.imshow(matrix, vmin=0, vmax=1, cmap="viridis")
+    places = _few(range(len(names)))
+    labels = [str(names[place]) for place in places]
+    axes.set(title=title, xticks=places, yticks=places, xticklabels=labels, yticklabels=labels)
+    axes.grid(False)
+    return image
+
+
+def _reliability(inside: Sequence[Inside]) -> Figure | None:
+    """How often predictions of a confidence are right, all clients and all runs of an experiment together."""
+
+    def drawn(axes: Axes, runs: Sequence[Inside], look: dict[str, Any]) -> None:
+        values = [one.values for run in runs for one in _everybody(run)]
+        counts, hits, sure = (np.sum([getattr(one, name) for one in values], axis=0) for name in _BINNED)
+        has = counts > 0
+        axes.plot(sure[has] / counts[has], hits[has] / counts[has], **look)
+
+    figure = _lines([one for one in inside if _everybody(one)], drawn)
+    if figure:
+        axes = figure.axes[0]
+        axes.plot([0, 1], [0, 1], color="#6b6b6b", linewidth=0.8, linestyle=":")
+        axes.set(xlabel="confidence", ylabel="accuracy", xlim=(0, 1), ylim=(0, 1))
+    return figure
+
+
+_BINNED = ("counts", "hits", "sure")
+
+
+def _everybody(one: Inside) -> list[Calibrated]:
+    return [found for found in one.calibration if found.whose == EVERYBODY]
+
+
+def _drift(inside: Sequence[Inside]) -> Figure | None:
+    """Distance of clients' weights to their mean, by layer, a line for each experiment, mean over its runs."""
+    known = [one for one in inside if one.drift]
+    layers = list(dict.fromkeys(row.layer for one in known for row in one.drift))
+
+    def drawn(axes: Axes, runs: Sequence[Inside], look: dict[str, Any]) -> None:
+        found = {name: [row.mean for one in runs for row in one.drift if row.layer == name] for name in layers}
+        places = [place for place, name in enumerate(layers) if found[name]]
+        axes.plot(places, [np.mean(found[layers[place]]) for place in places], **look)
+
+    figure = _lines(known, drawn)
+    if figure:
+        places = _few(range(len(layers)))
+        axes = figure.axes[0]
+        axes.set(ylabel="distance to the mean weights", xticks=places, ylim=(0, None))
+        axes.set_xticklabels([layers[place] for place in places], rotation=90, fontsize=6)
+    return figure
+
+
+def _lines(inside: Sequence[Inside], draw: Callable[[Axes, Sequence[Inside], dict[str, Any]], None]) -> Figure | None:
+    """One panel with a line for each experiment of these runs; None if there are none."""
+    experiments = dict(_by_experiment(inside))
+    if not experiments:
+        return None
+    with style():
+        figure, (axes,) = _panels(2.6)
+        for place, (label, runs) in enumerate(experiments.items()):
+            look = {"color": COLOURS[place % _MOST], "marker": _MARKERS[place // _MOST % _MOST], "label": label}
+            draw(axes, runs, {**look, "markersize": 3})
+        if len(experiments) > 1:
+            axes.legend(fontsize=6, frameon=False)
+    return figure
+
+
+def _by_experiment(inside: Sequence[Inside]) -> list[tuple[str, list[Inside]]]:
+    found: dict[str, list[Inside]] = {}
+    for one in inside:
+        found.setdefault(one.experiment, []).append(one)
+    return list(found.items())
+
+
+def _few(places: Sequence[int]) -> list[int]:
+    """As many of these as have room for a text each."""
+    step = max(1, -(-len(places) // _TICKS))
+    return list(places[::step])

@@ -1,0 +1,158 @@
+"""The trained models of a run on examples: what they see at each stage, how sure they are, how far apart they are."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from potluck.analysis.groups import enumerated
+from potluck.analysis.inside import EVERYBODY, Calibrated, Inside, StageOf, similarities
+from potluck.analysis.numbers.calibration import BINS, Calibration, calibration
+from potluck.analysis.numbers.drift import drift
+from potluck.analysis.numbers.similarity import Array
+from potluck.core.federation import ClientId, Federation
+from potluck.core.ground.errors import ConfigError
+from potluck.core.nets.modes import threads
+from potluck.core.nets.splitting import CannotSplit, split_problem
+from potluck.core.nets.weights import parameters_of
+from potluck.core.requests.examples import Examples
+from potluck.core.requests.inference import forward, predict
+from potluck.experiment.folder.trained import Trained
+from potluck.models.split import Split, split
+from potluck.models.stages import stages_of
+
+_FEWEST = 8  # examples, below which no similarity means anything
+
+
+@dataclass(frozen=True)
+class Look:
+    """How closely models are looked at.
+
+    Attributes:
+        clients: of how many at most the networks are compared, of each architecture in turn.
+        examples: of the common test set at most, on which they are compared.
+        common: whether predictions are on the common test set instead of each client's own test part.
+        bins: of confidence.
+    """
+
+    clients: int = 10
+    examples: int = 512
+    common: bool = False
+    bins: int = BINS
+
+    def __post_init__(self) -> None:
+        for name, least in (("clients", 2), ("examples", _FEWEST), ("bins", 2)):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise ConfigError(f"{name}: expected a whole number of at least {least}, found {value!r}")
+
+
+def look_inside(trained: Trained, name: str, experiment: str, look: Look) -> Inside:
+    """What a run's models show; what cannot be computed is left out with a remark that says why."""
+    federation, remarks = trained.federation, list[str]()
+    examples = _shown(federation, look.examples)
+    if examples is None:
+        remarks.append(f"no similarity: there is no common test set of at least {_FEWEST} examples")
+    stages, weights, uncut = list[StageOf](), dict[ClientId, dict[str, Array]](), dict[str, list[ClientId]]()
+    with threads(trained.threads):
+        for client in _chosen(federation, look.clients):
+            net = trained.model(client)
+            weights[client] = {key: tensor.double().numpy() for key, tensor in parameters_of(net).items()}
+            try:
+                stages += [] if examples is None else _stages(net, client, examples)
+            except CannotSplit as problem:
+                uncut.setdefault(f"{type(net).__name__} has no stages: {problem}", []).append(client)
+        calibrated = _calibrated(trained, look, remarks)
+    remarks += [f"no similarity with clients {enumerated(who)}: {problem}" for problem, who in uncut.items()]
+    return Inside(
+        name=name,
+        experiment=experiment,
+        round=trained.round,
+        examples=0 if examples is None else len(examples),
+        similarity=tuple(similarities(stages)) if stages else (),
+        drift=tuple(drift(weights)),
+        calibration=tuple(calibrated),
+        remarks=tuple(remarks),
+    )
+
+
+def _chosen(federation: Federation, count: int) -> list[ClientId]:
+    """Clients of each architecture in turn, so that few of many stand for all."""
+    by_architecture: dict[str, list[ClientId]] = {}
+    for client in sorted(federation.sites):
+        by_architecture.setdefault(federation.base_of(federation.sites[client].architecture), []).append(client)
+    ranks = sorted((rank, client) for members in by_architecture.values() for rank, client in enumerate(members))
+    return sorted(client for _, client in ranks[:count])
+
+
+def _shown(federation: Federation, count: int) -> Examples | None:
+    """Examples spread evenly over the common test set; None if it has too few."""
+    test = federation.test
+    if test is None or not test.are_here or len(test) < _FEWEST:
+        return None
+    return test.take(torch.linspace(0, len(test) - 1, min(count, len(test))).round().long())
+
+
+def _stages(net: nn.Module, client: ClientId, examples: Examples) -> list[StageOf]:
+    """What a network has behind each of its stages.
+
+    Raises:
+        CannotSplit: no place was found where it can be cut.
+    """
+    inner = _cut(net)
+    parts, names = split(inner), stages_of(inner).stages
+    found = forward(inner, examples, lambda inputs: tuple(parts.levels(inputs)[0]), 100)
+    return [
+        StageOf.of(client, number, place, activations.numpy(), _means(parts, activations))
+        for number, (place, activations) in enumerate(zip(names, found, strict=True))
+    ]
+
+
+def _cut(net: nn.Module) -> nn.Module:
+    """The network, or the only one inside it that has stages, where a method predicts with more than a network.
+
+    Raises:
+        CannotSplit: there is none, or there are several.
+    """
+    if (problem := split_problem(net)) is None:
+        return net
+    inside = [module for module in net.children() if split_problem(module) is None]
+    if len(inside) == 1:
+        return inside[0]
+    raise CannotSplit(f"{len(inside)} networks in it have" if inside else problem)
+
+
+def _means(parts: Split, activations: Tensor) -> Array:
+    """Activations (n, ...) as means over positions (n, channels)."""
+    axes = activations.dim() - 1
+    channels = parts.channel_axis(axes) % axes + 1
+    positions = [axis for axis in range(1, axes + 1) if axis != channels]
+    return (activations.double().mean(positions) if positions else activations.double()).numpy()
+
+
+def _calibrated(trained: Trained, look: Look, remarks: list[str]) -> list[Calibrated]:
+    """Of all clients together, of those of each architecture, and of each."""
+    federation = trained.federation
+    if not federation.task.has_classes:
+        remarks.append(f"no calibration: the task {federation.task.name} has no probabilities of classes")
+        return []
+    found: dict[ClientId, tuple[Array, Array]] = {}
+    for client, site in sorted(federation.sites.items()):
+        examples = federation.common_test(client) if look.common else site.test
+        if examples is not None and len(examples):
+            outputs = predict(trained.model(client), examples)
+            found[client] = outputs.double().softmax(1).numpy(), examples.labels.numpy()
+    if not found:
+        remarks.append("no calibration: no client has test examples")
+        return []
+    kinds = {client: federation.base_of(federation.sites[client].architecture) for client in found}
+    together = {EVERYBODY: list(found), **{kind: [c for c in found if kinds[c] == kind] for kind in kinds.values()}}
+    groups = {**together, **{f"client {client}": [client] for client in found}}
+    return [Calibrated(whose, len(members), _pooled(found, members, look.bins)) for whose, members in groups.items()]
+
+
+def _pooled(found: dict[ClientId, tuple[Array, Array]], members: Iterable[ClientId], bins: int) -> Calibration:
+    shares, labels = zip(*(found[client] for client in members), strict=True)
+    return calibration(np.concatenate(shares), np.concatenate(labels), bins)

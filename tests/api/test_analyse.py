@@ -1,0 +1,169 @@
+"""`result.analyse` on real runs: its numbers are those of the models that the runs have trained."""
+
+import numpy as np
+import pytest
+import torch
+
+import potluck
+from potluck import ConfigError, fl
+
+SMALL = {"federation.train_fraction": 0.1, "run.workers": 1, "method.training.epochs": 1}
+MODELS = [{"name": "cnn2", "width": 4}, {"name": "cnn3", "width": 4}]
+
+
+@pytest.fixture
+def small(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    def run(method, **keywords):
+        settings = {**SMALL, **keywords.pop("settings", {})}
+        given = {"clients": 3, "models": MODELS, "rounds": 1, "to": "runs", "settings": settings, **keywords}
+        return potluck.run(method, **given)
+
+    return run
+
+
+def seen(net, layer, examples):
+    """What a module of a network puts out, by a hook and in one batch, flattened."""
+    found = []
+    handle = net.get_submodule(layer).register_forward_hook(lambda module, args, output: found.append(output))
+    with torch.no_grad():
+        net(examples.batch(torch.arange(len(examples))).inputs)
+    handle.remove()
+    return found[0].flatten(1).double().numpy()
+
+
+def feature_cka(x, y):
+    x, y = x - x.mean(0), y - y.mean(0)
+    return np.linalg.norm(y.T @ x) ** 2 / (np.linalg.norm(x.T @ x) * np.linalg.norm(y.T @ y))
+
+
+def shown(result, count):
+    test = result._trained(False).federation.test
+    return test.take(torch.linspace(0, len(test) - 1, count).round().long())
+
+
+def test_analyse__similarity_is_of_what_the_stages_of_the_trained_networks_put_out(small):
+    local = small("local")
+    table = local.analyse(examples=60).frames["similarity"]
+    assert len(table) == 8 * 7 / 2  # stages of a stem and two blocks, three, and two
+    examples = shown(local, 60)
+    for row in table[(table.client == 0) & (table.other_client == 1)].itertuples():
+        one, other = (
+            seen(local.model(client), f"stages.{place}", examples)
+            for client, place in ((0, row.place), (1, row.other_place))
+        )
+        assert row.cka == pytest.approx(feature_cka(one, other), abs=1e-5)
+    assert set(table.examples) == {60}
+
+
+def test_analyse__of_networks_cut_by_their_dataflow_too(small, tmp_path):
+    (tmp_path / "nets.py").write_text(
+        "from torch import nn\n\n\n"
+        "class Small(nn.Module):\n"
+        "    def __init__(self, num_classes, width=6):\n"
+        "        super().__init__()\n"
+        "        self.first = nn.Conv2d(1, width, 3, padding=1)\n"
+        "        self.second = nn.Conv2d(width, 8, 3)\n"
+        "        self.out = nn.Linear(8, num_classes)\n\n"
+        "    def forward(self, x):\n"
+        "        x = self.second(self.first(x).relu()).relu()\n"
+        "        return self.out(x.mean((2, 3)))\n"
+    )
+    local = small("local", models=["nets.py:Small", {"name": "nets.py:Small", "width": 9}])
+    table = local.analyse(examples=50).frames["similarity"]
+    rows = table[(table.client == 0) & (table.other_client == 1) & (table.stage == 0) & (table.other_stage == 0)]
+    (row,) = rows.itertuples()
+    first, second = (seen(local.model(client), "first", shown(local, 50)) for client in (0, 1))
+    candidates = [feature_cka(first, second), feature_cka(first.clip(0), second.clip(0))]  # before or behind the ReLU
+    assert min(abs(row.cka - one) for one in candidates) < 1e-5
+    last = table[(table.client == 0) & (table.other_client == 2)].iloc[-1]
+    features = [fl.split(local.model(client)).features for client in (0, 2)]
+    inputs = shown(local, 50).batch(torch.arange(50)).inputs
+    with torch.no_grad():
+        one, other = (of(inputs).double().numpy() for of in features)
+    assert last.cka == pytest.approx(feature_cka(one, other), abs=1e-5)
+
+
+def test_analyse__drift_and_calibration_are_of_the_trained_networks(small):
+    local = small("local")
+    frames = local.analyse().frames
+    drift = frames["drift"].set_index("layer")
+    weights = [local.model(client).state_dict()["stages.stem.conv.weight"].double().flatten() for client in range(3)]
+    middle = sum(weights) / 3
+    away = [float((one - middle).norm() / middle.norm()) for one in weights]
+    assert drift.loc["stages.stem.conv", "mean"] == pytest.approx(np.mean(away))
+    assert drift.loc["stages.stem.conv", "largest"] == pytest.approx(max(away))
+    table = frames["calibration"].set_index("whose")
+    for score in local.scores:
+        assert table.loc[f"client {score.client}", "accuracy"] == pytest.approx(score.accuracy_personal)
+    test = local._trained(False).federation.sites[1].test
+    shares = fl.predict(local.model(1), test).softmax(1)
+    actual = torch.nn.functional.one_hot(test.labels, 10)
+    assert table.loc["client 1", "brier"] == pytest.approx(float((shares - actual).square().sum(1).mean()), abs=1e-6)
+    assert table.loc["all", "examples"] == sum(score.examples_test for score in local.scores)
+    assert frames["bins"].query("whose == 'all'").examples.sum() == table.loc["all", "examples"]
+
+
+def test_analyse__says_who_profits_beside_other_runs_and_writes_the_page(small, tmp_path):
+    local, fedavg = small("local"), small("fedavg", models=MODELS[:1])
+    other = small("local", models=MODELS[:1])
+    found = fedavg.analyse(local, other.folder, clients=2)
+    table = found.frames["clients"]
+    gains = [a.accuracy_personal - b.accuracy_personal for a, b in zip(fedavg.scores, other.scores, strict=True)]
+    assert [one for one in table.gain] == [pytest.approx(gain) for gain in gains]
+    assert found.frames["gains"].gain.item() == pytest.approx(np.mean(gains))
+    same = found.frames["similarity"].query("experiment == 'fedavg' and stage == other_stage")
+    assert list(same.cka) == [pytest.approx(1)] * 3
+    drift = found.frames["drift"]
+    assert drift[drift.experiment == "fedavg"]["mean"].max() < 1e-6 < drift["mean"].max()
+    assert "With fedavg" in str(found)
+
+
+def test_analyse__looks_at_the_network_inside_what_a_method_predicts_with(small):
+    proto = small("fedproto")
+    found = proto.analyse(examples=30)
+    rows = found.frames["similarity"].query("client == 0 and other_client == 2 and stage == 2 and other_stage == 2")
+    assert rows.empty  # both are cnn2, of two stages
+    (row,) = (
+        found.frames["similarity"].query("client == 0 and other_client == 2 and stage == 1 == other_stage").itertuples()
+    )
+    nets = [proto.model(client).net for client in (0, 2)]
+    layer = f"stages.{row.place}"
+    expected = feature_cka(*(seen(net, layer, shown(proto, 30)) for net in nets))
+    assert row.cka == pytest.approx(expected, abs=1e-5)
+
+
+def test_analyse__tells_from_records_alone_where_models_cannot_be_made(small, tmp_path):
+    draws = np.random.default_rng(0)
+    arrays = {"x_train": draws.normal(size=(60, 8)), "y_train": draws.integers(2, size=60)}
+    arrays |= {"x_test": draws.normal(size=(30, 8)), "y_test": draws.integers(2, size=30)}
+    np.savez(
+        "own.npz", **{name: value.astype(np.float32) if name[0] == "x" else value for name, value in arrays.items()}
+    )
+    keywords = {"dataset": "own.npz", "models": ["mlp"], "settings": {"federation.train_fraction": 1.0}}
+    local, fedavg = (small(method, **keywords) for method in ("local", "fedavg"))
+    (tmp_path / "own.npz").unlink()
+    found = potluck.open_run(fedavg.folder).analyse(local)
+    assert {"gains", "fairness", "costs"} <= set(found.frames)
+    assert not {"similarity", "drift", "calibration"} & set(found.frames)
+    assert sum("nothing of its models" in remark for remark in found.findings.remarks) == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ({"clients": 1}, "clients: expected a whole number of at least 2, found 1"),
+        ({"measure": "global"}, "measure 'global': who profits is told by scores of single clients"),
+        ({"alone": "fedper"}, "no experiment 'fedper' to compare with"),
+    ],
+)
+def test_analyse__refuses_in_one_line(small, words, expected):
+    local = small("local")
+    with pytest.raises(ConfigError, match=expected):
+        local.analyse(**words)
+
+
+def test_analyse__needs_a_folder(small):
+    with pytest.raises(ConfigError, match="has no folder to read; run it with to='runs'"):
+        small("local", to=None).analyse()
