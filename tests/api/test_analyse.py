@@ -43,10 +43,11 @@ def shown(result, count):
     return test.take(torch.linspace(0, len(test) - 1, count).round().long())
 
 
+@pytest.mark.slow
 def test_analyse__similarity_is_of_what_the_stages_of_the_trained_networks_put_out(small):
     local = small("local")
     table = local.analyse(examples=60).frames["similarity"]
-    assert len(table) == 8 * 7 / 2  # stages of a stem and two blocks, three, and two
+    assert len(table) == 7 * 6 / 2  # of two stages, three, and two
     examples = shown(local, 60)
     for row in table[(table.client == 0) & (table.other_client == 1)].itertuples():
         one, other = (
@@ -105,16 +106,17 @@ def test_analyse__drift_and_calibration_are_of_the_trained_networks(small):
     assert frames["bins"].query("whose == 'all'").examples.sum() == table.loc["all", "examples"]
 
 
-def test_analyse__says_who_profits_beside_other_runs_and_writes_the_page(small, tmp_path):
+@pytest.mark.slow
+def test_analyse__says_who_profits_beside_other_runs(small):
     local, fedavg = small("local"), small("fedavg", models=MODELS[:1])
     other = small("local", models=MODELS[:1])
     found = fedavg.analyse(local, other.folder, clients=2)
     table = found.frames["clients"]
     gains = [a.accuracy_personal - b.accuracy_personal for a, b in zip(fedavg.scores, other.scores, strict=True)]
-    assert [one for one in table.gain] == [pytest.approx(gain) for gain in gains]
+    assert list(table.gain) == [pytest.approx(gain) for gain in gains]
     assert found.frames["gains"].gain.item() == pytest.approx(np.mean(gains))
     same = found.frames["similarity"].query("experiment == 'fedavg' and stage == other_stage")
-    assert list(same.cka) == [pytest.approx(1)] * 3
+    assert list(same.cka) == [pytest.approx(1)] * 2  # stages of one pair
     drift = found.frames["drift"]
     assert drift[drift.experiment == "fedavg"]["mean"].max() < 1e-6 < drift["mean"].max()
     assert "With fedavg" in str(found)
@@ -123,11 +125,7 @@ def test_analyse__says_who_profits_beside_other_runs_and_writes_the_page(small, 
 def test_analyse__looks_at_the_network_inside_what_a_method_predicts_with(small):
     proto = small("fedproto")
     found = proto.analyse(examples=30)
-    rows = found.frames["similarity"].query("client == 0 and other_client == 2 and stage == 2 and other_stage == 2")
-    assert rows.empty  # both are cnn2, of two stages
-    (row,) = (
-        found.frames["similarity"].query("client == 0 and other_client == 2 and stage == 1 == other_stage").itertuples()
-    )
+    (row,) = found.frames["similarity"].query("other_client - client == 2 and stage == other_stage == 1").itertuples()
     nets = [proto.model(client).net for client in (0, 2)]
     layer = f"stages.{row.place}"
     expected = feature_cka(*(seen(net, layer, shown(proto, 30)) for net in nets))
@@ -136,12 +134,10 @@ def test_analyse__looks_at_the_network_inside_what_a_method_predicts_with(small)
 
 def test_analyse__tells_from_records_alone_where_models_cannot_be_made(small, tmp_path):
     draws = np.random.default_rng(0)
-    arrays = {"x_train": draws.normal(size=(60, 8)), "y_train": draws.integers(2, size=60)}
-    arrays |= {"x_test": draws.normal(size=(30, 8)), "y_test": draws.integers(2, size=30)}
-    np.savez(
-        "own.npz", **{name: value.astype(np.float32) if name[0] == "x" else value for name, value in arrays.items()}
-    )
-    keywords = {"dataset": "own.npz", "models": ["mlp"], "settings": {"federation.train_fraction": 1.0}}
+    arrays = {"x_train": draws.normal(size=(60, 8)).astype(np.float32), "y_train": draws.integers(2, size=60)}
+    arrays |= {"x_test": draws.normal(size=(30, 8)).astype(np.float32), "y_test": draws.integers(2, size=30)}
+    np.savez("own.npz", **arrays)
+    keywords = {"dataset": "own.npz", "models": ["mlp4"], "settings": {"federation.train_fraction": 1.0}}
     local, fedavg = (small(method, **keywords) for method in ("local", "fedavg"))
     (tmp_path / "own.npz").unlink()
     found = potluck.open_run(fedavg.folder).analyse(local)
