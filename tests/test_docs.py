@@ -150,6 +150,7 @@ def test_tables_of_configuration_resolve(page):
 
 # Blocks of text, by page: the tests that compare them with what appears.
 SHOWN = {
+    "analyse.md": "test_sentences__say_who_profits_and_who_loses",
     "add-a-method.md": "test_the_guide_lists_schemas_and_limits_that_there_are",
     "README.md": "test_the_readme_shows_what_the_demo_prints",
     "compare.md": "test_table_of__shows_percent_with_intervals",

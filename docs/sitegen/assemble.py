@@ -46,6 +46,7 @@ SECTIONS = {
             "add-a-method",
             "compare",
             "report",
+            "analyse",
             "follow-a-run",
         ),
     ),

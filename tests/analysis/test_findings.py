@@ -3,6 +3,7 @@
 import csv
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -54,6 +55,8 @@ def test_sentences__say_who_profits_and_who_loses(scored):
         " (the most -10.0 points).",
         "With fedper 4 of 4 clients do better than alone (+10.0 points in the mean); nobody loses.",
     ]
+    guide = Path(__file__).parents[2] / "docs" / "guides" / "analyse.md"
+    assert find(runs).sentences[0] in guide.read_text(encoding="utf-8")
 
 
 def test_sentences__have_intervals_and_tests_where_there_are_seeds(scored):

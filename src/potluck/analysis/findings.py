@@ -16,8 +16,8 @@ from potluck.analysis.tables import metric_of
 from potluck.core.ground.errors import ConfigError
 from potluck.records import TITLES_OF_A_CLIENT, Measure, Metric
 
-Table = list[dict[str, Any]]
-"""Rows of numbers and words by column; None where there is none."""
+Numbers = list[dict[str, Any]]
+"""Numbers of numbers and words by column; None where there is none."""
 _FEW = 5
 
 
@@ -75,7 +75,7 @@ class Findings:
         return told
 
     @property
-    def tables(self) -> dict[str, Table]:
+    def tables(self) -> dict[str, Numbers]:
         """All numbers by the name of the table; tables without rows are left out."""
         found = {
             "gains": [_of_gain(gain) for gain in self.gains],
@@ -134,12 +134,12 @@ def find(
     )
 
 
-def comma_separated(table: Table) -> str:
+def as_csv(rows: Numbers) -> str:
     """A table as CSV."""
     text = io.StringIO()
-    out = csv.DictWriter(text, list(dict.fromkeys(key for row in table for key in row)), lineterminator="\n")
+    out = csv.DictWriter(text, list(dict.fromkeys(key for row in rows for key in row)), lineterminator="\n")
     out.writeheader()
-    out.writerows(table)
+    out.writerows(rows)
     return text.getvalue()
 
 
@@ -241,13 +241,13 @@ def _of_gain(gain: Gain) -> dict[str, Any]:
     }
 
 
-def _of_clients(gain: Gain) -> Table:
+def _of_clients(gain: Gain) -> Numbers:
     return [
         {"experiment": gain.experiment, **_flat(one), "seeds": one.gain.count, "sure": one.sure} for one in gain.clients
     ]
 
 
-def _of_architectures(gain: Gain) -> Table:
+def _of_architectures(gain: Gain) -> Numbers:
     return [
         {"experiment": gain.experiment, "architecture": name, **_both("gain", over), "seeds": over.count}
         for name, over in gain.by_architecture.items()
@@ -266,14 +266,14 @@ def _of_costs(row: ComparedRow) -> dict[str, Any]:
     return found
 
 
-def _of_similarity(inside: Inside) -> Table:
+def _of_similarity(inside: Inside) -> Numbers:
     return [{**_run(inside), "examples": inside.examples, **_flat(row)} for row in inside.similarity]
 
 
 _OF_BINS = ("counts", "hits", "sure")
 
 
-def _of_calibration(inside: Inside) -> Table:
+def _of_calibration(inside: Inside) -> Numbers:
     return [
         {
             **_run(inside),
@@ -285,7 +285,7 @@ def _of_calibration(inside: Inside) -> Table:
     ]
 
 
-def _of_bins(inside: Inside) -> Table:
+def _of_bins(inside: Inside) -> Numbers:
     """Bins with examples, of confidence from `low` on to below `high`."""
     return [
         {

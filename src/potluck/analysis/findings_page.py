@@ -9,7 +9,7 @@ from markupsafe import Markup
 
 from potluck.analysis.compare import Interval
 from potluck.analysis.export import TextTable, caption, latex, table_of, target_table_of
-from potluck.analysis.findings import Findings, comma_separated, points
+from potluck.analysis.findings import Findings, as_csv, points
 from potluck.analysis.groups import group, heading
 from potluck.analysis.pivot import pivot_of
 from potluck.analysis.plots.findings import draw_findings, save_figure
@@ -53,7 +53,7 @@ def write_findings(findings: Findings, to: Path) -> Path:
     place = to / FILES
     place.mkdir(parents=True, exist_ok=True)
     for name, rows in findings.tables.items():
-        (place / f"{name}.csv").write_text(comma_separated(rows), encoding="utf-8")
+        (place / f"{name}.csv").write_text(as_csv(rows), encoding="utf-8")
     for name, table in _for_papers(findings).items():
         (place / f"{name}.tex").write_text(latex(table), encoding="utf-8")
     figures = draw_findings(findings)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from potluck.analysis.numbers.calibration import Calibration
+from potluck.analysis.numbers.calibration import Reliability
 from potluck.analysis.numbers.drift import Drift
 from potluck.analysis.numbers.similarity import canonical, cka, gram, unbiased_cka
 
@@ -76,7 +76,7 @@ class Calibrated:
 
     whose: str
     clients: int
-    values: Calibration
+    values: Reliability
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from potluck.analysis.findings_page import write_findings
 from potluck.analysis.inside import Inside
 from potluck.analysis.names import labels, run_names
 from potluck.analysis.read import find_runs, read_runs
-from potluck.api.inside import Look, look_inside
+from potluck.api.inside import Sampling, look_inside
 from potluck.core.ground.errors import PotluckError
 from potluck.experiment.folder.trained import trained_in
 from potluck.records import Measure
@@ -94,7 +94,7 @@ def analysis_of(paths: Sequence[Path], scope: Scope, tell: Callable[[str], None]
         CheckpointError: there is no run to read, or all are damaged.
         ConfigError: a value is wrong.
     """
-    look = Look(scope.clients, scope.examples, common=scope.measure == "common", bins=scope.bins)
+    sampling = Sampling(scope.clients, scope.examples, common=scope.measure == "common", bins=scope.bins)
     reading = read_runs(find_runs(paths))
     found = partial(
         find,
@@ -110,7 +110,7 @@ def analysis_of(paths: Sequence[Path], scope: Scope, tell: Callable[[str], None]
     for run, name, experiment in zip(reading.runs, names, experiments, strict=True):
         tell(f"{len(inside) + 1} of {len(reading.runs)}: the models of {name}")
         try:
-            inside.append(look_inside(trained_in(run.folder, chosen=scope.chosen), name, experiment, look))
+            inside.append(look_inside(trained_in(run.folder, chosen=scope.chosen), name, experiment, sampling))
         except PotluckError as problem:
             remarks.append(f"{name}: nothing of its models: {problem}")
     return Analysis(found(inside, remarks=remarks))

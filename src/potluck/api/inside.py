@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 from potluck.analysis.groups import enumerated
 from potluck.analysis.inside import EVERYBODY, Calibrated, Inside, StageOf, similarities
-from potluck.analysis.numbers.calibration import BINS, Calibration, calibration
+from potluck.analysis.numbers.calibration import BINS, Reliability, calibration
 from potluck.analysis.numbers.drift import drift
-from potluck.analysis.numbers.similarity import Array
+from potluck.analysis.numbers.similarity import Matrix
 from potluck.core.federation import ClientId, Federation
 from potluck.core.ground.errors import ConfigError
 from potluck.core.nets.modes import threads
@@ -27,7 +27,7 @@ _FEWEST = 8  # examples, below which no similarity means anything
 
 
 @dataclass(frozen=True)
-class Look:
+class Sampling:
     """How closely models are looked at.
 
     Attributes:
@@ -49,22 +49,22 @@ class Look:
                 raise ConfigError(f"{name}: expected a whole number of at least {least}, found {value!r}")
 
 
-def look_inside(trained: Trained, name: str, experiment: str, look: Look) -> Inside:
+def look_inside(trained: Trained, name: str, experiment: str, sampling: Sampling) -> Inside:
     """What a run's models show; what cannot be computed is left out with a remark that says why."""
     federation, remarks = trained.federation, list[str]()
-    examples = _shown(federation, look.examples)
+    examples = _shown(federation, sampling.examples)
     if examples is None:
         remarks.append(f"no similarity: there is no common test set of at least {_FEWEST} examples")
-    stages, weights, uncut = list[StageOf](), dict[ClientId, dict[str, Array]](), dict[str, list[ClientId]]()
+    stages, weights, uncut = list[StageOf](), dict[ClientId, dict[str, Matrix]](), dict[str, list[ClientId]]()
     with threads(trained.threads):
-        for client in _chosen(federation, look.clients):
+        for client in _chosen(federation, sampling.clients):
             net = trained.model(client)
             weights[client] = {key: tensor.double().numpy() for key, tensor in parameters_of(net).items()}
             try:
                 stages += [] if examples is None else _stages(net, client, examples)
             except CannotSplit as problem:
                 uncut.setdefault(f"{type(net).__name__} has no stages: {problem}", []).append(client)
-        calibrated = _calibrated(trained, look, remarks)
+        calibrated = _calibrated(trained, sampling, remarks)
     remarks += [f"no similarity with clients {enumerated(who)}: {problem}" for problem, who in uncut.items()]
     return Inside(
         name=name,
@@ -124,7 +124,7 @@ def _cut(net: nn.Module) -> nn.Module:
     raise CannotSplit(f"{len(inside)} networks in it have" if inside else problem)
 
 
-def _means(parts: Split, activations: Tensor) -> Array:
+def _means(parts: Split, activations: Tensor) -> Matrix:
     """Activations (n, ...) as means over positions (n, channels)."""
     axes = activations.dim() - 1
     channels = parts.channel_axis(axes) % axes + 1
@@ -132,15 +132,15 @@ def _means(parts: Split, activations: Tensor) -> Array:
     return (activations.double().mean(positions) if positions else activations.double()).numpy()
 
 
-def _calibrated(trained: Trained, look: Look, remarks: list[str]) -> list[Calibrated]:
+def _calibrated(trained: Trained, sampling: Sampling, remarks: list[str]) -> list[Calibrated]:
     """Of all clients together, of those of each architecture, and of each."""
     federation = trained.federation
     if not federation.task.has_classes:
         remarks.append(f"no calibration: the task {federation.task.name} has no probabilities of classes")
         return []
-    found: dict[ClientId, tuple[Array, Array]] = {}
+    found: dict[ClientId, tuple[Matrix, Matrix]] = {}
     for client, site in sorted(federation.sites.items()):
-        examples = federation.common_test(client) if look.common else site.test
+        examples = federation.common_test(client) if sampling.common else site.test
         if examples is not None and len(examples):
             outputs = predict(trained.model(client), examples)
             found[client] = outputs.double().softmax(1).numpy(), examples.labels.numpy()
@@ -150,9 +150,11 @@ def _calibrated(trained: Trained, look: Look, remarks: list[str]) -> list[Calibr
     kinds = {client: federation.base_of(federation.sites[client].architecture) for client in found}
     together = {EVERYBODY: list(found), **{kind: [c for c in found if kinds[c] == kind] for kind in kinds.values()}}
     groups = {**together, **{f"client {client}": [client] for client in found}}
-    return [Calibrated(whose, len(members), _pooled(found, members, look.bins)) for whose, members in groups.items()]
+    return [
+        Calibrated(whose, len(members), _pooled(found, members, sampling.bins)) for whose, members in groups.items()
+    ]
 
 
-def _pooled(found: dict[ClientId, tuple[Array, Array]], members: Iterable[ClientId], bins: int) -> Calibration:
+def _pooled(found: dict[ClientId, tuple[Matrix, Matrix]], members: Iterable[ClientId], bins: int) -> Reliability:
     shares, labels = zip(*(found[client] for client in members), strict=True)
     return calibration(np.concatenate(shares), np.concatenate(labels), bins)

@@ -11,7 +11,7 @@ BINS = 15
 
 
 @dataclass(frozen=True)
-class Calibration:
+class Reliability:
     """Of the predictions for some examples.
 
     Attributes:
@@ -33,7 +33,7 @@ class Calibration:
     sure: tuple[float, ...]
 
 
-def calibration(probabilities: NDArray[Any], labels: NDArray[Any], bins: int = BINS) -> Calibration:
+def calibration(probabilities: NDArray[Any], labels: NDArray[Any], bins: int = BINS) -> Reliability:
     """Calibration of the predicted class, and the Brier score of all.
 
     Args:
@@ -50,7 +50,7 @@ def calibration(probabilities: NDArray[Any], labels: NDArray[Any], bins: int = B
     sure = np.bincount(place, confidence, minlength=bins)
     actual = np.zeros_like(shares)
     actual[np.arange(len(shares)), labels] = 1.0
-    return Calibration(
+    return Reliability(
         examples=len(shares),
         accuracy=float(right.mean()),
         confidence=float(confidence.mean()),

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-Array = NDArray[np.float64]
+Matrix = NDArray[np.float64]
 
 BATCH = 256
 """Examples of a mini-batch, of which the unbiased CKA is a mean."""
@@ -36,7 +36,7 @@ class Canonical:
     weighted: float
 
 
-def gram(features: NDArray[Any]) -> Array:
+def gram(features: NDArray[Any]) -> Matrix:
     """Inner products (n, n) of the rows of activations (n, ...), each column less its mean."""
     flat = features.reshape(len(features), -1)
     found = np.zeros((len(flat), len(flat)))
@@ -47,12 +47,12 @@ def gram(features: NDArray[Any]) -> Array:
     return found
 
 
-def cka(grams: Sequence[Array]) -> Array:
+def cka(grams: Sequence[Matrix]) -> Matrix:
     """The linear CKA of each with each (m, m), exact over all examples (Kornblith et al. 2019, eq. 4 in Gram form)."""
     return _ratio(_products([one.ravel() for one in grams]))
 
 
-def unbiased_cka(grams: Sequence[Array], batch: int = BATCH) -> Array:
+def unbiased_cka(grams: Sequence[Matrix], batch: int = BATCH) -> Matrix:
     """The linear CKA of each with each (m, m), without the bias that grows with the width.
 
     HSIC₁ (Song et al. 2012) is averaged over mini-batches, of each pair and of each representation with itself, before
@@ -95,12 +95,12 @@ def canonical(one: NDArray[Any], other: NDArray[Any], kept: float = 1.0) -> Cano
     return Canonical(float(found.mean()), float((found**2).mean()), float(weights @ found / weights.sum()))
 
 
-def _products(rows: Sequence[Array]) -> Array:
+def _products(rows: Sequence[Matrix]) -> Matrix:
     stacked = np.stack([row.ravel() for row in rows])
     return stacked @ stacked.T
 
 
-def _ratio(products: Array) -> Array:
+def _ratio(products: Matrix) -> Matrix:
     """Each with each over the roots of each with itself; NaN for what does not vary."""
     own = np.diag(products)
     norms = np.sqrt(np.where(own > 0, own, np.nan))
@@ -111,7 +111,7 @@ def _pairs(examples: int) -> int:
     return examples * (examples - 3)
 
 
-def _u_centred(gram_matrix: Array) -> Array:
+def _u_centred(gram_matrix: Matrix) -> Matrix:
     """The matrix without its diagonal, less means of rows and columns, such that HSIC₁ is an inner product of two.
 
     (Székely and Rizzo 2014, eq. 2.4.)
@@ -124,12 +124,12 @@ def _u_centred(gram_matrix: Array) -> Array:
     return found
 
 
-def _centred(features: NDArray[Any]) -> Array:
+def _centred(features: NDArray[Any]) -> Matrix:
     flat = features.reshape(len(features), -1).astype(np.float64)
     return flat - flat.mean(0)
 
 
-def _directions(features: NDArray[Any], kept: float) -> Array:
+def _directions(features: NDArray[Any], kept: float) -> Matrix:
     """An orthonormal basis (n, k) of the centred columns' largest directions."""
     basis, sizes, _ = np.linalg.svd(_centred(features), full_matrices=False)
     real = sizes > _RANK * max(float(sizes[0]), np.finfo(np.float64).tiny)

@@ -9,10 +9,7 @@ import numpy as np
 from potluck.analysis.findings import Findings
 from potluck.analysis.gains import Gain
 from potluck.analysis.inside import EVERYBODY, Calibrated, Inside
-from potluck.analysis.plots.curves import COLOURS, style
-
-Figure = Any  # matplotlib's, which is imported only inside the functions that draw
-Axes = Any
+from potluck.analysis.plots.curves import COLOURS, Axes, Figure, style
 
 COLUMN = 3.4
 """Inches, the width of a column of most papers in two columns."""
