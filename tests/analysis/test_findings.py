@@ -10,7 +10,7 @@ import pytest
 
 from potluck.analysis.findings import find
 from potluck.analysis.findings_page import write_findings
-from potluck.analysis.inside import EVERYBODY, Calibrated, Inside, StageOf, similarities
+from potluck.analysis.inside import EVERYBODY, Calibrated, Inside, StageOf, feature_map, similarities
 from potluck.analysis.numbers.calibration import calibration
 from potluck.analysis.numbers.drift import drift
 from potluck.analysis.read import read_run
@@ -42,7 +42,9 @@ def inside():
         shares = draws.dirichlet(np.ones(4), 30)
         calibrated = Calibrated(EVERYBODY, 3, calibration(shares, draws.integers(4, size=30)))
         weights = {client: {"stem.weight": draws.normal(size=5)} for client in range(3)}
-        return Inside(name, experiment, 1, 24, tuple(similarities(stages)), tuple(drift(weights)), (calibrated,))
+        mapped = feature_map(stages[1::2], [0, 1] * 12)
+        rows = tuple(similarities(stages)), tuple(drift(weights)), (calibrated,)
+        return Inside(name, experiment, 1, 24, *rows, mapped)
 
     return of
 
@@ -105,7 +107,7 @@ def test_write__makes_a_page_and_every_table_and_figure_and_always_the_same_byte
     text = page.read_text(encoding="utf-8")
     assert text.index("With fedavg 2 of 4 clients do better than alone") < text.index("<main>")
     assert "&lt;b&gt; is left out" in text
-    assert text.count("data:image/svg+xml") == 6
+    assert text.count("data:image/svg+xml") == 8
     assert "http" not in re.sub(r"data:[^\"]*|http-equiv", "", text)
     with (page.parent / "analysis" / "similarity.csv").open() as file:
         rows = list(csv.DictReader(file))

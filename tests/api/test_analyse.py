@@ -3,6 +3,8 @@
 import numpy as np
 import pytest
 import torch
+from sklearn.decomposition import PCA
+from sklearn.metrics import silhouette_score
 
 import potluck
 from potluck import ConfigError, fl
@@ -86,9 +88,27 @@ def test_analyse__of_networks_cut_by_their_dataflow_too(small, tmp_path):
     assert last.cka == pytest.approx(feature_cka(one, other), abs=1e-5)
 
 
+def test_analyse__maps_the_features_that_heads_read_of_clients_with_one_width(small):
+    models = [{"name": "cnn2", "width": 4}, {"name": "cnn2", "width": 6}]
+    local = small("local", models=models)
+    found = local.analyse(examples=40)
+    test = shown(local, 40)
+    inputs = test.batch(torch.arange(40)).inputs
+    with torch.no_grad():
+        features = np.concatenate([fl.split(local.model(client)).features(inputs).numpy() for client in (0, 2)])
+    (row,) = found.frames["separation"].itertuples()
+    assert (row.clients, row.width, row.points) == (2, 4, 80)
+    assert row.silhouette_by_client == pytest.approx(silhouette_score(features, [0] * 40 + [2] * 40), abs=1e-5)
+    assert row.silhouette_by_class == pytest.approx(silhouette_score(features, test.labels.tolist() * 2), abs=1e-5)
+    points = found.frames["map"]
+    assert list(points.label) == test.labels.tolist() * 2
+    expected = PCA(2).fit_transform(features.astype(np.float64))
+    np.testing.assert_allclose(np.abs(points[["pca_x", "pca_y"]]), np.abs(expected), atol=1e-5)
+
+
 def test_analyse__drift_and_calibration_are_of_the_trained_networks(small):
     local = small("local")
-    frames = local.analyse().frames
+    frames = local.analyse(examples=16).frames
     drift = frames["drift"].set_index("layer")
     weights = [local.model(client).state_dict()["stages.stem.conv.weight"].double().flatten() for client in range(3)]
     middle = sum(weights) / 3
@@ -128,6 +148,7 @@ def test_analyse__looks_at_the_network_inside_what_a_method_predicts_with(small)
     (row,) = found.frames["similarity"].query("other_client - client == 2 and stage == other_stage == 1").itertuples()
     nets = [proto.model(client).net for client in (0, 2)]
     layer = f"stages.{row.place}"
+    assert "stages.stem.conv" in set(found.frames["drift"].layer)
     expected = feature_cka(*(seen(net, layer, shown(proto, 30)) for net in nets))
     assert row.cka == pytest.approx(expected, abs=1e-5)
 

@@ -9,7 +9,7 @@ from typing import Any
 from potluck.analysis.compare import At, ComparedRow, Interval, compare, confidence_interval, interval, record_at
 from potluck.analysis.gains import ALONE, ClientGain, Gain, gains
 from potluck.analysis.groups import Group, enumerated, group
-from potluck.analysis.inside import Inside
+from potluck.analysis.inside import Inside, Map
 from potluck.analysis.numbers.fairness import Fairness, fairness
 from potluck.analysis.read import StoredRun
 from potluck.analysis.tables import metric_of
@@ -87,6 +87,8 @@ class Findings:
             "drift": [{**_run(inside), **_flat(row)} for inside in self.inside for row in inside.drift],
             "calibration": [row for inside in self.inside for row in _of_calibration(inside)],
             "bins": [row for inside in self.inside for row in _of_bins(inside)],
+            "separation": [_of_map(inside, inside.map) for inside in self.inside if inside.map],
+            "map": [{**_run(one), **_flat(point)} for one in self.inside if one.map for point in one.map.points],
         }
         return {name: rows for name, rows in found.items() if rows}
 
@@ -268,6 +270,17 @@ def _of_costs(row: ComparedRow) -> dict[str, Any]:
 
 def _of_similarity(inside: Inside) -> Numbers:
     return [{**_run(inside), "examples": inside.examples, **_flat(row)} for row in inside.similarity]
+
+
+def _of_map(inside: Inside, found: Map) -> dict[str, Any]:
+    return {
+        **_run(inside),
+        "clients": len(found.clients),
+        "width": found.width,
+        "points": len(found.points),
+        "silhouette_by_client": found.by_client,
+        "silhouette_by_class": found.by_class,
+    }
 
 
 _OF_BINS = ("counts", "hits", "sure")

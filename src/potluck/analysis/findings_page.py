@@ -104,7 +104,7 @@ def _parts(findings: Findings, drawn: dict[str, str]) -> dict[str, list[Shown]]:
     def figures(title: str, words: str, *names: str) -> Shown:
         return Shown(title, figures=tuple((name, drawn[name]) for name in names if name in drawn), words=words)
 
-    maps = [name for name in drawn if name.startswith("heatmaps")]
+    heatmaps, maps = ([name for name in drawn if name.startswith(kind)] for kind in ("heatmaps", "map"))
     return {
         "Who profits, who loses": [
             Shown("Experiments beside training alone", _gains(findings), words=_ON_GAINS),
@@ -120,8 +120,10 @@ def _parts(findings: Findings, drawn: dict[str, str]) -> dict[str, list[Shown]]:
         ],
         "How alike clients see": [
             figures("CKA between clients, by stage", _ON_SIMILARITY, "similarity"),
-            figures("Client by client, and stage by stage", "Unbiased linear CKA, mean over seeds.", *maps),
+            figures("Client by client, and stage by stage", "Unbiased linear CKA, mean over seeds.", *heatmaps),
             Shown("Mean over pairs of clients", _similarity(findings)),
+            figures("Features before the head, in two dimensions", _ON_MAPS, *maps),
+            Shown("Silhouette of these features", _separation(findings)),
         ],
         "How far weights are apart": [
             figures("By layer", _ON_DRIFT, "drift"),
@@ -146,6 +148,10 @@ _ON_FAIRNESS = (
 _ON_SIMILARITY = (
     "1 if two clients' networks see the examples of the common test set alike up to rotation and scale; about 0 of"
     " unrelated ones. Mean over pairs of clients."
+)
+_ON_MAPS = (
+    "Of clients whose features have one width, the same examples at each, of each experiment's first run: by principal"
+    " components and by t-SNE, coloured by client and by class."
 )
 _ON_DRIFT = "Distance of a layer's weights to their mean over clients, over that mean's length; mean over clients."
 _ON_CALIBRATION = (
@@ -227,6 +233,19 @@ def _similarity(findings: Findings) -> TextTable:
         for stage, (exact, unbiased) in one.between_clients().items()
     ]
     return TextTable(("", "stage, from 0", "CKA, unbiased", "CKA, exact"), tuple(lines))
+
+
+def _separation(findings: Findings) -> TextTable:
+    lines = [
+        (one.name, str(len(found.clients)), str(found.width), *map(_shown, (found.by_client, found.by_class)))
+        for one in findings.inside
+        if (found := one.map)
+    ]
+    return TextTable(("", "clients", "width", "by client", "by class"), tuple(lines))
+
+
+def _shown(value: float | None) -> str:
+    return NOTHING if value is None else f"{value:.3f}"
 
 
 def _drift(findings: Findings) -> TextTable:

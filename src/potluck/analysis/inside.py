@@ -1,5 +1,6 @@
 """What the trained models of a run show of themselves, as rows of tables: similarity, drift and calibration."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,10 +10,12 @@ from numpy.typing import NDArray
 
 from potluck.analysis.numbers.calibration import Reliability
 from potluck.analysis.numbers.drift import Drift
+from potluck.analysis.numbers.projection import neighbours, principal, silhouette
 from potluck.analysis.numbers.similarity import canonical, cka, gram, unbiased_cka
 
 SVCCA_KEPT = 0.99
 EVERYBODY = "all"
+_POINTS = 500  # of a picture, which more would fill
 
 
 @dataclass(frozen=True)
@@ -80,6 +83,44 @@ class Calibrated:
 
 
 @dataclass(frozen=True)
+class Point:
+    """The features of one example at one client, in two dimensions.
+
+    Attributes:
+        client: whose network has put them out.
+        label: the example's class; None of tasks without.
+        pca_x: along the direction in which the features vary most, `pca_y` along the next.
+        tsne_x: by t-SNE, with `tsne_y`.
+    """
+
+    client: int
+    label: int | None
+    pca_x: float
+    pca_y: float
+    tsne_x: float
+    tsne_y: float
+
+
+@dataclass(frozen=True)
+class Map:
+    """The features of several clients in one picture, before the head, as means over positions.
+
+    Attributes:
+        clients: those whose features have one width.
+        width: that width.
+        points: one for each client and example.
+        by_client: mean silhouette of the clients' features, before they are projected: about 0 where all see alike.
+        by_class: of the classes'; None without.
+    """
+
+    clients: tuple[int, ...]
+    width: int
+    points: tuple[Point, ...]
+    by_client: float | None
+    by_class: float | None
+
+
+@dataclass(frozen=True)
 class Inside:
     """What was computed of the models of one run.
 
@@ -90,6 +131,7 @@ class Inside:
         examples: that all clients' networks were shown for the similarity.
         similarity: of every pair of stages, each once.
         drift: layer by layer.
+        map: of features; None where no two clients' have one width.
         calibration: of all clients together, of each architecture's, then of each client's.
         remarks: what could not be computed, and why.
     """
@@ -101,6 +143,7 @@ class Inside:
     similarity: tuple[Similarity, ...] = ()
     drift: tuple[Drift, ...] = ()
     calibration: tuple[Calibrated, ...] = ()
+    map: Map | None = None
     remarks: tuple[str, ...] = ()
 
     def between_clients(self) -> dict[int, tuple[float, float]]:
@@ -122,6 +165,41 @@ def similarities(stages: Sequence[StageOf]) -> list[Similarity]:
         for i, one in enumerate(stages)
         for j, other in enumerate(stages[i + 1 :], i + 1)
     ]
+
+
+def feature_map(last: Sequence[StageOf], labels: Sequence[int] | None) -> Map | None:
+    """The features behind these last stages, of the clients that have the width of most; None for fewer than two.
+
+    Args:
+        last: of each client, on the same examples.
+        labels: the examples' classes.
+    """
+    if not last:
+        return None
+    width = Counter(stage.means.shape[1] for stage in last).most_common(1)[0][0]
+    shown = [stage for stage in last if stage.means.shape[1] == width]
+    if len(shown) < 2:
+        return None
+    count = min(len(shown[0].means), max(2, _POINTS // len(shown)))
+    rows = np.linspace(0, len(shown[0].means) - 1, count).round().astype(int)
+    features = np.concatenate([stage.means[rows] for stage in shown])
+    owners = [stage.client for stage in shown for _ in rows]
+    classes = None if labels is None else [labels[row] for row in rows] * len(shown)
+    places = np.hstack([principal(features), neighbours(features)]).tolist()
+    return Map(
+        clients=tuple(stage.client for stage in shown),
+        width=width,
+        points=tuple(Point(*point) for point in _named(owners, classes, places)),
+        by_client=silhouette(features, owners),
+        by_class=None if classes is None else silhouette(features, classes),
+    )
+
+
+def _named(
+    owners: Sequence[int], classes: Sequence[int] | None, places: Sequence[Sequence[float]]
+) -> list[tuple[Any, ...]]:
+    labels = classes or [None] * len(owners)
+    return [(owner, label, *place) for owner, label, place in zip(owners, labels, places, strict=True)]
 
 
 def _similarity(one: StageOf, other: StageOf, exact: float, unbiased: float) -> Similarity:

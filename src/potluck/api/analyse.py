@@ -40,8 +40,9 @@ class Analysis:
         """All numbers by the name of the table, as in the files that `write` writes.
 
         `gains`, `clients`, `architectures`: what experiments, clients and architectures gain over training alone.
-        `fairness` and `costs`: of experiments. `similarity`: of pairs of stages. `drift`: of layers. `calibration` and
-        `bins`: of predictions. A table without rows is not there.
+        `fairness` and `costs`: of experiments. `similarity`: of pairs of stages. `map` and `separation`: of features in
+        two dimensions, and of their groups. `drift`: of layers. `calibration` and `bins`: of predictions. A table
+        without rows is not there.
         """
         import pandas as pd
 

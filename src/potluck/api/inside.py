@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from potluck.analysis.groups import enumerated
-from potluck.analysis.inside import EVERYBODY, Calibrated, Inside, StageOf, similarities
+from potluck.analysis.inside import EVERYBODY, Calibrated, Inside, StageOf, feature_map, similarities
 from potluck.analysis.numbers.calibration import BINS, Reliability, calibration
 from potluck.analysis.numbers.drift import drift
 from potluck.analysis.numbers.similarity import Matrix
@@ -59,12 +59,15 @@ def look_inside(trained: Trained, name: str, experiment: str, sampling: Sampling
     with threads(trained.threads):
         for client in _chosen(federation, sampling.clients):
             net = trained.model(client)
-            weights[client] = {key: tensor.double().numpy() for key, tensor in parameters_of(net).items()}
             try:
+                net = _cut(net)
                 stages += [] if examples is None else _stages(net, client, examples)
             except CannotSplit as problem:
-                uncut.setdefault(f"{type(net).__name__} has no stages: {problem}", []).append(client)
+                uncut.setdefault(f"{type(net).__name__} has no stages to compare: {problem}", []).append(client)
+            weights[client] = {key: tensor.double().numpy() for key, tensor in parameters_of(net).items()}
         calibrated = _calibrated(trained, sampling, remarks)
+    last = {stage.client: stage for stage in stages}
+    labels = examples.labels.tolist() if examples is not None and federation.task.has_classes else None
     remarks += [f"no similarity with clients {enumerated(who)}: {problem}" for problem, who in uncut.items()]
     return Inside(
         name=name,
@@ -74,6 +77,7 @@ def look_inside(trained: Trained, name: str, experiment: str, sampling: Sampling
         similarity=tuple(similarities(stages)) if stages else (),
         drift=tuple(drift(weights)),
         calibration=tuple(calibrated),
+        map=feature_map(list(last.values()), labels),
         remarks=tuple(remarks),
     )
 
@@ -101,9 +105,10 @@ def _stages(net: nn.Module, client: ClientId, examples: Examples) -> list[StageO
     Raises:
         CannotSplit: no place was found where it can be cut.
     """
-    inner = _cut(net)
-    parts, names = split(inner), stages_of(inner).stages
-    found = forward(inner, examples, lambda inputs: tuple(parts.levels(inputs)[0]), 100)
+    parts, names = split(net), stages_of(net).stages
+    found = forward(net, examples, lambda inputs: tuple(parts.levels(inputs)[0]), 100)
+    if not all(activations.isfinite().all() for activations in found):
+        raise CannotSplit("they put out numbers that are NaN or infinite")
     return [
         StageOf.of(client, number, place, activations.numpy(), _means(parts, activations))
         for number, (place, activations) in enumerate(zip(names, found, strict=True))
@@ -143,7 +148,7 @@ def _calibrated(trained: Trained, sampling: Sampling, remarks: list[str]) -> lis
         examples = federation.common_test(client) if sampling.common else site.test
         if examples is not None and len(examples):
             outputs = predict(trained.model(client), examples)
-            found[client] = outputs.double().softmax(1).numpy(), examples.labels.numpy()
+            found[client] = outputs.double().softmax(1).nan_to_num(0.0).numpy(), examples.labels.numpy()
     if not found:
         remarks.append("no calibration: no client has test examples")
         return []

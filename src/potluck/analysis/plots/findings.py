@@ -25,6 +25,7 @@ def draw_findings(findings: Findings) -> dict[str, Figure]:
         "gains": _gains(findings),
         "similarity": _similarity(findings.inside),
         **{f"heatmaps-{number}": _heatmaps(*one) for number, one in enumerate(_by_experiment(findings.inside), 1)},
+        **{f"map-{number}": _maps(*one) for number, one in enumerate(_by_experiment(findings.inside), 1)},
         "calibration": _reliability(findings.inside),
         "drift": _drift(findings.inside),
     }
@@ -132,6 +133,36 @@ def _heatmap(axes: Axes, values: Mapping[tuple[int, int], Sequence[float]], titl
     return image
 
 
+def _maps(label: str, runs: Sequence[Inside]) -> Figure | None:
+    """Features of the first of these runs, by principal components and by t-SNE, coloured by client and by class."""
+    found = next((one.map for one in runs if one.map), None)
+    if found is None:
+        return None
+    points = np.array([(one.pca_x, one.pca_y, one.tsne_x, one.tsne_y) for one in found.points])
+    kinds = {"client": [one.client for one in found.points], "class": [one.label for one in found.points]}
+    shown = {name: owners for name, owners in kinds.items() if None not in owners}
+    with style():
+        figure, panels = _panels(3.0, 2 * len(shown))
+        left = iter(panels)
+        for name, owners in shown.items():
+            for title, at in (("PCA", slice(2)), ("t-SNE", slice(2, 4))):
+                _map(next(left), points[:, at], owners, f"{title}, by {name}")
+        figure.suptitle(label, fontsize=9, x=0.01, ha="left")
+    return figure
+
+
+def _map(axes: Axes, points: Any, owners: Sequence[int | None], title: str) -> None:
+    from matplotlib import colormaps
+
+    names = list(dict.fromkeys(owners))
+    colours = colormaps["tab10" if len(names) <= 10 else "tab20"]
+    for place, name in enumerate(sorted(names, key=lambda name: name or 0)):
+        mine = points[[owner == name for owner in owners]]
+        axes.scatter(mine[:, 0], mine[:, 1], s=4, color=colours(place % colours.N), label=str(name), linewidths=0)
+    axes.set(title=title, xticks=[], yticks=[])
+    axes.legend(fontsize=6, frameon=False, ncols=2, markerscale=2, handletextpad=0.1, columnspacing=0.5)
+
+
 def _reliability(inside: Sequence[Inside]) -> Figure | None:
     """How often predictions of a confidence are right, all clients and all runs of an experiment together."""
 
@@ -170,7 +201,7 @@ def _drift(inside: Sequence[Inside]) -> Figure | None:
     if figure:
         places = _few(range(len(layers)))
         axes = figure.axes[0]
-        axes.set(ylabel="distance to the mean weights", xticks=places, ylim=(0, None))
+        axes.set(ylabel="distance to mean", xticks=places, ylim=(0, None))
         axes.set_xticklabels([layers[place] for place in places], rotation=90, fontsize=6)
     return figure
 
