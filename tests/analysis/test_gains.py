@@ -1,5 +1,6 @@
 """Who profits and who loses, with numbers written by hand."""
 
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -96,3 +97,23 @@ def test_gains__of_errors_are_positive_where_they_fall(scored):
     error = Metric("accuracy", "error", higher_is_better=False)
     (found,) = gains([replace(run, metrics=(error,)) for run in runs])
     assert [one.gain.mean for one in found.clients] == [0.5, 0.0, -2.0]
+
+
+def test_gains__of_classes_are_in_the_share_that_is_classified_right(scored):
+    counts = {
+        ("local", 0): [[2, 6, 0], [5, 10, 5], [8, 12, 0]],
+        ("local", 1): [[4, 3, 0], [5, 10, 5], [8, 12, 0]],
+        ("fedavg", 0): [[4, 3, 0], [6, 10, 4], [8, 12, 0]],
+        ("fedavg", 1): [[5, 6, 0], [6, 10, 4], [8, 12, 0]],
+    }
+    runs = []
+    for (method, seed), rows in counts.items():
+        run = scored(f"{method}{seed}", [0.5, 0.5, 0.5], method=method, seed=seed)
+        (run.folder / "classes.json").write_text(json.dumps({"round": 1, "confusion": None, "counts": rows}))
+        runs.append(run)
+    (found,) = gains(runs)
+    assert {number: one.mean for number, one in found.by_class.items()} == {
+        0: pytest.approx((2 / 8 + 1 / 8) / 2),
+        1: pytest.approx((-3 / 12 + 3 / 12) / 2),
+    }
+    assert found.by_class[0].half == pytest.approx(t.ppf(0.975, 1) * np.std([2 / 8, 1 / 8], ddof=1) / np.sqrt(2))

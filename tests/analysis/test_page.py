@@ -304,3 +304,14 @@ def test_different__shows_what_a_comparison_depends_on_apart_from_what_methods_c
     assert found["method.training.lr"] == [("0.02", "method3"), ("0.01", "the other 7")]
     assert found["method.mu"] == [("5", "method0, mu=5"), ("0", "the other 7")]
     assert list(different(groups, by_method=True)) == ["method.temperature"]
+
+
+def test_the_page_says_who_profits_where_a_run_trained_alone(store_run, make_round, write_clients):
+    first = [make_round(1, personal=[0.5] * 4)]
+    runs = [
+        read_run(write_clients(store_run(method, first, method=method, planned=1), values))
+        for method, values in (("local", [0.5, 0.5]), ("fedavg", [0.7, 0.4]))
+    ]
+    sentence = "With fedavg 1 of 2 clients does better than alone (+5.0 points in the mean); 1 loses: client 1"
+    assert sentence in page_text(runs)
+    assert "better than alone" not in page_text(runs[1:])

@@ -67,12 +67,10 @@ class Findings:
                 f" another, with the same seed and as many rounds; run `potluck run {ALONE} …` with the same settings,"
                 " and analyse it too."
             ]
-        ranked = sorted(self.gains, key=lambda gain: -gain.over_seeds.mean)
-        told = [_sentence(gain, self.metric) for gain in ranked]
-        missing = [row.label for row in self.rows if row.label not in _told(self.gains)]
-        if missing:
-            told.append(f"There is no run of {ALONE} to hold beside {enumerated(missing)}.")
-        return told
+        labels = {label for gain in self.gains for label in (gain.experiment, gain.against)}
+        missing = [row.label for row in self.rows if row.label not in labels]
+        others = [f"There is no run of {ALONE} to hold beside {enumerated(missing)}."] if missing else []
+        return [*told(self.gains, self.metric), *others]
 
     @property
     def tables(self) -> dict[str, Numbers]:
@@ -81,6 +79,7 @@ class Findings:
             "gains": [_of_gain(gain) for gain in self.gains],
             "clients": [row for gain in self.gains for row in _of_clients(gain)],
             "architectures": [row for gain in self.gains for row in _of_architectures(gain)],
+            "classes": [row for gain in self.gains for row in _of_classes(gain)],
             "fairness": [_flat(row) for row in self.fairness],
             "costs": [_of_costs(row) for row in self.rows],
             "similarity": [row for inside in self.inside for row in _of_similarity(inside)],
@@ -123,7 +122,7 @@ def find(
             f"measure {measure!r}: who profits is told by scores of single clients; expected one of"
             f" {', '.join(TITLES_OF_A_CLIENT)}"
         )
-    told = [*remarks, *(f"{one.experiment}: {remark}" for one in inside for remark in one.remarks)]
+    said = [*remarks, *(f"{one.experiment}: {remark}" for one in inside for remark in one.remarks)]
     return Findings(
         runs=tuple(runs),
         metric=metric_of(runs),
@@ -132,7 +131,7 @@ def find(
         fairness=tuple(row for members in group(runs) if (row := _fairness(members, measure, at))),
         rows=tuple(compare(runs, measure, at=at, target=target)),
         inside=tuple(inside),
-        remarks=tuple(dict.fromkeys(told)),
+        remarks=tuple(dict.fromkeys(said)),
     )
 
 
@@ -171,8 +170,9 @@ def _fairness(members: Group, measure: Measure, at: At) -> FairnessRow | None:
     )
 
 
-def _told(found: Sequence[Gain]) -> set[str]:
-    return {label for gain in found for label in (gain.experiment, gain.against)}
+def told(found: Sequence[Gain], metric: Metric) -> list[str]:
+    """Who profits and who loses, one sentence for each experiment, the one with the largest gain first."""
+    return [_sentence(gain, metric) for gain in sorted(found, key=lambda gain: -gain.over_seeds.mean)]
 
 
 def _sentence(gain: Gain, metric: Metric) -> str:
@@ -253,6 +253,13 @@ def _of_architectures(gain: Gain) -> Numbers:
     return [
         {"experiment": gain.experiment, "architecture": name, **_both("gain", over), "seeds": over.count}
         for name, over in gain.by_architecture.items()
+    ]
+
+
+def _of_classes(gain: Gain) -> Numbers:
+    return [
+        {"experiment": gain.experiment, "class": number, **_both("gain", over), "seeds": over.count}
+        for number, over in gain.by_class.items()
     ]
 
 

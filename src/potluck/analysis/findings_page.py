@@ -110,6 +110,7 @@ def _parts(findings: Findings, drawn: dict[str, str]) -> dict[str, list[Shown]]:
             Shown("Experiments beside training alone", _gains(findings), words=_ON_GAINS),
             figures("Clients by their gain", "Dots: means over seeds; bars: intervals of 95 % over seeds.", "gains"),
             Shown("Architectures", _architectures(findings)),
+            Shown("Classes", _classes(findings), words=_ON_CLASSES),
             Shown("Clients", _clients(findings), words="p: of a paired t-test over seeds, by Holm's method."),
         ],
         "How fairly": [Shown("Over clients", _fairness(findings), words=_ON_FAIRNESS)],
@@ -140,6 +141,9 @@ _ON_GAINS = (
     "Gain: how much better a client's model is than the same client's trained alone, with the same seed. ± half of the"
     " interval of 95 % confidence over seeds, and over clients. In brackets those that the test tells from chance. p:"
     " of a paired t-test over seeds, by Holm's method for the number of experiments."
+)
+_ON_CLASSES = (
+    "Gain in the share of a class's examples that are classified right (points), over all own test parts together."
 )
 _ON_FAIRNESS = (
     "Worst tenth: mean over the worst tenth of the clients. Spread: standard deviation over clients. Gini: 0 if all"
@@ -200,6 +204,21 @@ def _architectures(findings: Findings) -> TextTable:
         for name, over in gain.by_architecture.items()
     ]
     return TextTable(("", "experiment", "gain"), tuple(lines))
+
+
+def _classes(findings: Findings) -> TextTable:
+    """One row for each class, and a column for each experiment."""
+    numbers = sorted({number for gain in findings.gains for number in gain.by_class})
+    lines = [
+        (f"class {number}", *(_in_points(gain.by_class.get(number)) for gain in findings.gains)) for number in numbers
+    ]
+    return TextTable(("", *(gain.experiment for gain in findings.gains)), tuple(lines))
+
+
+def _in_points(share: Interval | None) -> str:
+    if share is None:
+        return NOTHING
+    return f"{100 * share.mean:+.1f}" + ("" if share.half is None else f" ± {100 * share.half:.1f}")
 
 
 def _fairness(findings: Findings) -> TextTable:

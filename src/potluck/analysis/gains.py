@@ -16,7 +16,7 @@ from potluck.analysis.compare import (
     record_at,
 )
 from potluck.analysis.groups import Group, group
-from potluck.analysis.read import StoredRun
+from potluck.analysis.read import StoredRun, by_class
 from potluck.records import ClientRecord, Measure
 
 ALONE = "local"
@@ -62,6 +62,8 @@ class Gain:
         p: of the paired t-test over seeds, adjusted by Holm's method for the number of experiments.
         clients: one by one.
         by_architecture: the mean gain over the clients of each architecture, with its interval over seeds.
+        by_class: by number of the class, the gain in the share of its examples that are classified right, over all own
+            test parts together after the last round, with its interval over seeds; empty where that was not counted.
     """
 
     experiment: str
@@ -71,6 +73,7 @@ class Gain:
     p: float | None
     clients: tuple[ClientGain, ...]
     by_architecture: Mapping[str, Interval]
+    by_class: Mapping[int, Interval]
 
     @property
     def profiting(self) -> list[ClientGain]:
@@ -98,6 +101,7 @@ def gains(
 
     Raises:
         ConfigError: no experiment is called `alone`, or several of a block are; or several are of `local`.
+        CheckpointError: a run's counts by class are damaged.
     """
     groups = {members.label: members for members in group(runs)}
     places = {place.label: place for place in places_of(runs)}
@@ -140,6 +144,7 @@ def _gain(members: Group, reference: Group, measure: Measure, at: At) -> Gain | 
         paired_p(means),
         tuple(clients),
         {name: over for name in names if (over := _of_architecture(by_seed, name, sign))},
+        _of_classes([(run, others[run.seed]) for run in runs]) if at == "last" else {},
     )
 
 
@@ -163,6 +168,24 @@ def _differences(pairs: Iterable[_Pair], sign: int) -> list[float]:
 def _of_architecture(by_seed: Sequence[Mapping[int, _Pair]], name: str, sign: int) -> Interval | None:
     of_seeds = [[pair for pair in found.values() if pair[0].architecture == name] for found in by_seed]
     return interval(fmean(_differences(pairs, sign)) for pairs in of_seeds if pairs)
+
+
+def _of_classes(pairs: Sequence[tuple[StoredRun, StoredRun]]) -> dict[int, Interval]:
+    """By class the gain over pairs of a run and one alone."""
+    found: dict[int, list[float]] = {}
+    for ours, alone in ((_recalls(run), _recalls(other)) for run, other in pairs):
+        for number in ours.keys() & alone.keys():
+            found.setdefault(number, []).append(ours[number] - alone[number])
+    return {number: confidence_interval(differences) for number, differences in sorted(found.items())}
+
+
+def _recalls(run: StoredRun) -> dict[int, float]:
+    """By class the share of its examples that are classified right."""
+    counted = by_class(run)
+    if counted is None:
+        return {}
+    hits, _, actual = counted.counts
+    return {number: hit / count for number, (hit, count) in enumerate(zip(hits, actual, strict=True)) if count}
 
 
 def _everybody(by_seed: Sequence[Mapping[int, _Pair]]) -> list[int]:

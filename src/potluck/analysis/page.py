@@ -14,6 +14,8 @@ from markupsafe import Markup
 
 from potluck.analysis.compare import ComparedRow, compare
 from potluck.analysis.embedded import Embedded, as_json, embedded, page_value, series_of
+from potluck.analysis.findings import told
+from potluck.analysis.gains import gains
 from potluck.analysis.groups import Group, enumerated, group, heading, values_with_owners
 from potluck.analysis.names import run_names
 from potluck.analysis.plots.drawn import Drawn, how_drawn
@@ -33,7 +35,8 @@ from potluck.analysis.tables import (
     traffic_table,
     warnings_of,
 )
-from potluck.records import MAIN_MEASURES, TITLES, Measure, Metric
+from potluck.core.ground.errors import ConfigError
+from potluck.records import MAIN_MEASURES, TITLES, TITLES_OF_A_CLIENT, Measure, Metric
 
 LARGEST_PAGE = 2_000_000
 """Bytes that a page has at most, as long as its tables leave its curves any room."""
@@ -87,6 +90,7 @@ def page_text(
         "seal": seal,
         "title": heading(groups),
         "subtitle": _subtitle(groups),
+        "profits": _profits(runs, measure),
         "cards": _cards(rows, group_table(runs), metric),
         "remarks": remarks,
         "unfinished": [_unfinished(run, names) for run in runs if _is_unfinished(run)],
@@ -175,6 +179,15 @@ def _cards(rows: Sequence[ComparedRow], means: Sequence[GroupRow], metric: Metri
         cards.append(Card("sent for training", f"{amount(rows[0].megabytes)} MB", ""))
         cards += [Card("time of training", f"{amount(rows[0].seconds)} s", "")] if rows[0].seconds else []
     return cards
+
+
+def _profits(runs: Sequence[StoredRun], measure: Measure) -> list[str]:
+    """Who profits and who loses beside training alone; empty without runs that say so, or with several that might."""
+    try:
+        found = gains(runs, measure if measure in TITLES_OF_A_CLIENT else "personal")
+    except ConfigError:
+        return []
+    return told(found, metric_of(runs))
 
 
 def _is_unfinished(run: StoredRun) -> bool:

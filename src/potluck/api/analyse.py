@@ -39,7 +39,7 @@ class Analysis:
     def frames(self) -> "dict[str, pd.DataFrame]":
         """All numbers by the name of the table, as in the files that `write` writes.
 
-        `gains`, `clients`, `architectures`: what experiments, clients and architectures gain over training alone.
+        `gains`, `clients`, `architectures`, `classes`: what experiments and these of them gain over training alone.
         `fairness` and `costs`: of experiments. `similarity`: of pairs of stages. `map` and `separation`: of features in
         two dimensions, and of their groups. `drift`: of layers. `calibration` and `bins`: of predictions. A table
         without rows is not there.

@@ -68,7 +68,8 @@ def look_inside(trained: Trained, name: str, experiment: str, sampling: Sampling
         calibrated = _calibrated(trained, sampling, remarks)
     last = {stage.client: stage for stage in stages}
     labels = examples.labels.tolist() if examples is not None and federation.task.has_classes else None
-    remarks += [f"no similarity with clients {enumerated(who)}: {problem}" for problem, who in uncut.items()]
+    for problem, who in uncut.items():
+        remarks.append(f"no similarity with client{'s' if len(who) > 1 else ''} {enumerated(who)}: {problem}")
     return Inside(
         name=name,
         experiment=experiment,
