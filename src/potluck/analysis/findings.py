@@ -70,7 +70,7 @@ class Findings:
         labels = {label for gain in self.gains for label in (gain.experiment, gain.against)}
         missing = [row.label for row in self.rows if row.label not in labels]
         others = [f"There is no run of {ALONE} to hold beside {enumerated(missing)}."] if missing else []
-        return [*told(self.gains, self.metric), *others]
+        return [*gain_sentences(self.gains, self.metric), *others]
 
     @property
     def tables(self) -> dict[str, Numbers]:
@@ -170,7 +170,7 @@ def _fairness(members: Group, measure: Measure, at: At) -> FairnessRow | None:
     )
 
 
-def told(found: Sequence[Gain], metric: Metric) -> list[str]:
+def gain_sentences(found: Sequence[Gain], metric: Metric) -> list[str]:
     """Who profits and who loses, one sentence for each experiment, the one with the largest gain first."""
     return [_sentence(gain, metric) for gain in sorted(found, key=lambda gain: -gain.over_seeds.mean)]
 

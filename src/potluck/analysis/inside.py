@@ -83,7 +83,7 @@ class Calibrated:
 
 
 @dataclass(frozen=True)
-class Point:
+class Dot:
     """The features of one example at one client, in two dimensions.
 
     Attributes:
@@ -115,7 +115,7 @@ class Map:
 
     clients: tuple[int, ...]
     width: int
-    points: tuple[Point, ...]
+    points: tuple[Dot, ...]
     by_client: float | None
     by_class: float | None
 
@@ -189,7 +189,7 @@ def feature_map(last: Sequence[StageOf], labels: Sequence[int] | None) -> Map | 
     return Map(
         clients=tuple(stage.client for stage in shown),
         width=width,
-        points=tuple(Point(*point) for point in _named(owners, classes, places)),
+        points=tuple(Dot(*point) for point in _named(owners, classes, places)),
         by_client=silhouette(features, owners),
         by_class=None if classes is None else silhouette(features, classes),
     )

@@ -14,7 +14,7 @@ from markupsafe import Markup
 
 from potluck.analysis.compare import ComparedRow, compare
 from potluck.analysis.embedded import Embedded, as_json, embedded, page_value, series_of
-from potluck.analysis.findings import told
+from potluck.analysis.findings import gain_sentences
 from potluck.analysis.gains import gains
 from potluck.analysis.groups import Group, enumerated, group, heading, values_with_owners
 from potluck.analysis.names import run_names
@@ -187,7 +187,7 @@ def _profits(runs: Sequence[StoredRun], measure: Measure) -> list[str]:
         found = gains(runs, measure if measure in TITLES_OF_A_CLIENT else "personal")
     except ConfigError:
         return []
-    return told(found, metric_of(runs))
+    return gain_sentences(found, metric_of(runs))
 
 
 def _is_unfinished(run: StoredRun) -> bool:
