@@ -171,6 +171,7 @@ def test_analyse__tells_from_records_alone_where_models_cannot_be_made(small, tm
     ("words", "expected"),
     [
         ({"clients": 1}, "clients: expected a whole number of at least 2, found 1"),
+        ({"examples": 5000}, "examples: expected at most 4096, found 5000; every stage of every client keeps"),
         ({"measure": "global"}, "measure 'global': who profits is told by scores of single clients"),
         ({"alone": "fedper"}, "no experiment 'fedper' to compare with"),
     ],

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from potluck.analysis.numbers.calibration import Reliability
 from potluck.analysis.numbers.drift import Drift
 from potluck.analysis.numbers.projection import neighbours, principal, silhouette
-from potluck.analysis.numbers.similarity import canonical, cka, gram, unbiased_cka
+from potluck.analysis.numbers.similarity import Directions, canonical, cka, directions, gram, unbiased_cka
 
 SVCCA_KEPT = 0.99
 EVERYBODY = "all"
@@ -27,6 +27,7 @@ class StageOf:
         stage: counted from 0; `place` is the stage's name in the network, empty if it has none.
         gram: inner products of all activations, see `potluck.analysis.numbers.similarity.gram`.
         means: (n, channels), the mean over positions.
+        whole: the directions of these; `main` those with 99 % of the variance.
     """
 
     client: int
@@ -34,11 +35,14 @@ class StageOf:
     place: str
     gram: NDArray[np.float64]
     means: NDArray[Any]
+    whole: Directions
+    main: Directions
 
     @classmethod
     def of(cls, client: int, stage: int, place: str, activations: NDArray[Any], means: NDArray[Any]) -> "StageOf":
         """A stage with these activations (n, ...)."""
-        return cls(client, stage, place, gram(activations), means)
+        both = directions(means), directions(means, SVCCA_KEPT)
+        return cls(client, stage, place, gram(activations), means, *both)
 
 
 @dataclass(frozen=True)
@@ -203,8 +207,7 @@ def _named(
 
 
 def _similarity(one: StageOf, other: StageOf, exact: float, unbiased: float) -> Similarity:
-    whole = canonical(one.means, other.means)
-    main = canonical(one.means, other.means, SVCCA_KEPT)
+    whole, main = canonical(one.whole, other.whole), canonical(one.main, other.main)
     return Similarity(
         client=one.client,
         stage=one.stage,

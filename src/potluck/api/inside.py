@@ -24,6 +24,7 @@ from potluck.models.split import Split, split
 from potluck.models.stages import stages_of
 
 _FEWEST = 8  # examples, below which no similarity means anything
+_MOST = 4096  # of which a stage's inner products take 128 MiB
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,11 @@ class Sampling:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise ConfigError(f"{name}: expected a whole number of at least {least}, found {value!r}")
+        if self.examples > _MOST:
+            raise ConfigError(
+                f"examples: expected at most {_MOST}, found {self.examples}; every stage of every client keeps as many"
+                " numbers as their square"
+            )
 
 
 def look_inside(trained: Trained, name: str, experiment: str, sampling: Sampling) -> Inside:

@@ -18,6 +18,7 @@ BATCH = 256
 _AT_ONCE = 8192  # columns, so that maps of many positions are never in memory in double precision
 _LEAST = 4  # examples for which the unbiased estimate is defined
 _RANK = 1e-6  # a direction with a smaller share of the largest singular value is rounding
+_ROUNDING = 1e-12  # of a sum of shares
 
 
 @dataclass(frozen=True)
@@ -74,24 +75,52 @@ def unbiased_cka(grams: Sequence[Matrix], batch: int = BATCH) -> Matrix:
     return _ratio(np.mean(products, axis=0))
 
 
-def canonical(one: NDArray[Any], other: NDArray[Any], kept: float = 1.0) -> Canonical | None:
-    """Canonical correlations of two representations (n, width), or None where any two would be perfectly alike.
+@dataclass(frozen=True)
+class Directions:
+    """Where one representation varies, for its canonical correlations with others.
 
-    That is where they have as many directions together as there are examples.
+    Attributes:
+        centred: the representation (n, width), each column less its mean.
+        basis: orthonormal columns (n, k) that span its largest directions.
+    """
+
+    centred: Matrix
+    basis: Matrix
+
+    @property
+    def count(self) -> int:
+        """How many directions there are."""
+        return self.basis.shape[1]
+
+
+def directions(features: NDArray[Any], kept: float = 1.0) -> Directions:
+    """The directions of a representation (n, width).
 
     Args:
-        one: of the examples.
-        other: of the same examples.
-        kept: share of the variance that is kept of each, in its largest directions; 0.99 is SVCCA (Raghu et al. 2017).
+        features: of the examples.
+        kept: share of the variance that is kept, in its largest directions; 0.99 is SVCCA (Raghu et al. 2017).
     """
-    first, second = _directions(one, kept), _directions(other, kept)
-    smaller = min(first.shape[1], second.shape[1])
-    if not smaller or first.shape[1] + second.shape[1] >= len(one):
+    centred = features.reshape(len(features), -1).astype(np.float64)
+    centred -= centred.mean(0)
+    basis, sizes, _ = np.linalg.svd(centred, full_matrices=False)
+    least = np.finfo(np.float64).tiny
+    real = sizes > _RANK * max(float(sizes[0]), least)
+    shares = np.cumsum(sizes**2) / max(float((sizes**2).sum()), least)
+    count = min(int(real.sum()), int(np.searchsorted(shares, kept - _ROUNDING)) + 1)
+    return Directions(centred, basis[:, :count])
+
+
+def canonical(one: Directions, other: Directions) -> Canonical | None:
+    """Canonical correlations of two representations of the same examples, or None where any two would be alike.
+
+    That is where they have as many directions together as there are examples, or one does not vary.
+    """
+    if not min(one.count, other.count) or one.count + other.count >= len(one.basis):
         return None
-    left, found, right = np.linalg.svd(first.T @ second, full_matrices=False)
+    left, found, right = np.linalg.svd(one.basis.T @ other.basis, full_matrices=False)
     found = np.clip(found, 0.0, 1.0)
-    own, variates = (one, first @ left) if first.shape[1] <= second.shape[1] else (other, second @ right.T)
-    weights = np.abs(variates.T @ _centred(own)).sum(1)
+    fewer, mixed = (one, left) if one.count <= other.count else (other, right.T)
+    weights = np.abs((fewer.basis @ mixed).T @ fewer.centred).sum(1)
     return Canonical(float(found.mean()), float((found**2).mean()), float(weights @ found / weights.sum()))
 
 
@@ -122,17 +151,3 @@ def _u_centred(gram_matrix: Matrix) -> Matrix:
     found = found - rows[:, None] - rows[None, :] + found.sum() / ((n - 1) * (n - 2))
     np.fill_diagonal(found, 0.0)
     return found
-
-
-def _centred(features: NDArray[Any]) -> Matrix:
-    flat = features.reshape(len(features), -1).astype(np.float64)
-    return flat - flat.mean(0)
-
-
-def _directions(features: NDArray[Any], kept: float) -> Matrix:
-    """An orthonormal basis (n, k) of the centred columns' largest directions."""
-    basis, sizes, _ = np.linalg.svd(_centred(features), full_matrices=False)
-    real = sizes > _RANK * max(float(sizes[0]), np.finfo(np.float64).tiny)
-    shares = np.cumsum(sizes**2) / max(float((sizes**2).sum()), np.finfo(np.float64).tiny)
-    count = min(int(real.sum()), int(np.searchsorted(shares, kept - 1e-12)) + 1)
-    return basis[:, :count]
