@@ -173,6 +173,7 @@ def test_analyse__tells_from_records_alone_where_models_cannot_be_made(small, tm
         ({"clients": 1}, "clients: expected a whole number of at least 2, found 1"),
         ({"examples": 5000}, "examples: expected at most 4096, found 5000; every stage of every client keeps"),
         ({"measure": "global"}, "measure 'global': who profits is told by scores of single clients"),
+        ({"target": 60.0}, "target 60: accuracy is a share; expected 0 to 1, such as 0.6"),
         ({"alone": "fedper"}, "no experiment 'fedper' to compare with"),
     ],
 )

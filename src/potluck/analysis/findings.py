@@ -12,7 +12,7 @@ from potluck.analysis.groups import Group, enumerated, group
 from potluck.analysis.inside import Inside, Map
 from potluck.analysis.numbers.fairness import Fairness, fairness
 from potluck.analysis.read import StoredRun
-from potluck.analysis.tables import metric_of
+from potluck.analysis.tables import check_target, metric_of
 from potluck.core.ground.errors import ConfigError
 from potluck.records import TITLES_OF_A_CLIENT, Measure, Metric
 
@@ -114,7 +114,7 @@ def find(
         remarks: what is left out, and why.
 
     Raises:
-        ConfigError: it is no measure of single clients, or there is no experiment `alone`.
+        ConfigError: it is no measure of single clients, no target that can be reached, or no experiment is `alone`.
         CheckpointError: the runs have several primary metrics.
     """
     if measure not in TITLES_OF_A_CLIENT:
@@ -122,6 +122,7 @@ def find(
             f"measure {measure!r}: who profits is told by scores of single clients; expected one of"
             f" {', '.join(TITLES_OF_A_CLIENT)}"
         )
+    check_target(target, metric_of(runs))
     said = [*remarks, *(f"{one.experiment}: {remark}" for one in inside for remark in one.remarks)]
     return Findings(
         runs=tuple(runs),

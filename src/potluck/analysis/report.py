@@ -1,6 +1,5 @@
 """The report on one or more runs: a page of HTML, and a short one of Markdown with a picture, for plain text."""
 
-import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from potluck.analysis.tables import (
     ArchitectureRow,
     Spread,
     architecture_table,
+    check_target,
     group_table,
     metric_of,
     metric_table,
@@ -28,8 +28,7 @@ from potluck.analysis.tables import (
     traffic_table,
     warnings_of,
 )
-from potluck.core.ground.errors import ConfigError
-from potluck.records import Measure, Metric
+from potluck.records import Measure
 
 PAGE, REPORT, PICTURE = "report.html", "report.md", "curves.png"
 _MOST_COLUMNS = 8  # of architectures beside one another
@@ -79,7 +78,7 @@ def write_report(
     reading = read_runs(find_runs(paths))
     runs, remarks = reading.runs, reading.remarks
     value, measure = (target.value, target.measure) if target else (None, measure)
-    _check(value, metric_of(runs))
+    check_target(value, metric_of(runs))
     text = report_text(runs, target, remarks)
     page = page_text(runs, value, measure, smooth=smooth, remarks=remarks)
     to.mkdir(parents=True, exist_ok=True)
@@ -87,17 +86,6 @@ def write_report(
     (to / REPORT).write_text(text, encoding="utf-8")
     (to / PAGE).write_text(page, encoding="utf-8")
     return to / PAGE
-
-
-def _check(target: float | None, metric: Metric) -> None:
-    """Refuse a target that no curve can reach."""
-    if target is None:
-        return
-    if not math.isfinite(target):
-        raise ConfigError(f"target {target:g}: expected a number")
-    if metric.percent and not 0 <= target <= 1:
-        meant = target / 100 if 1 < target <= 100 else 0.6
-        raise ConfigError(f"target {target:g}: {metric.label} is a share; expected 0 to 1, such as {meant:g}")
 
 
 def report_text(runs: Sequence[StoredRun], target: Target | None = None, remarks: Sequence[str] = ()) -> str:

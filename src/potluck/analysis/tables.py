@@ -4,6 +4,7 @@ Values are those of a run's primary metric; accuracies are shares between 0 and 
 together, training messages only.
 """
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from statistics import fmean, stdev
 from potluck.analysis.groups import group
 from potluck.analysis.names import labels
 from potluck.analysis.read import StoredRun, chosen, last
-from potluck.core.ground.errors import CheckpointError, nearest
+from potluck.core.ground.errors import CheckpointError, ConfigError, nearest
 from potluck.records import Measure, Metric, RoundRecord
 
 BYTES_PER_MEGABYTE = 10**6
@@ -203,6 +204,21 @@ def metric_of(runs: Sequence[StoredRun]) -> Metric:
             f"{one.name} measures {first.label} and {other.name} {second.label}; report runs of one task at a time"
         )
     return runs[0].metric
+
+
+def check_target(target: float | None, metric: Metric) -> None:
+    """Check that runs can reach a target.
+
+    Raises:
+        ConfigError: it is no number, or no share, though the metric is one.
+    """
+    if target is None:
+        return
+    if not math.isfinite(target):
+        raise ConfigError(f"target {target:g}: expected a number")
+    if metric.percent and not 0 <= target <= 1:
+        meant = target / 100 if 1 < target <= 100 else 0.6
+        raise ConfigError(f"target {target:g}: {metric.label} is a share; expected 0 to 1, such as {meant:g}")
 
 
 def traffic_megabytes(run: StoredRun) -> tuple[float, float]:
