@@ -1,6 +1,6 @@
 """The schema of a run's folder, shared by the code that writes it and the code that reads it.
 
-`rounds.jsonl` and `clients.jsonl` depend on the configuration alone, so that two runs can be compared byte by byte;
+`rounds.jsonl`, `clients.jsonl` and `costs.jsonl` depend on the configuration alone, so that two runs can be compared byte by byte;
 everything that depends on a clock goes to `timings.jsonl` and `manifest.json`.
 """
 
@@ -19,7 +19,7 @@ from potluck.core.tasks.metric import Values
 
 SCHEMA_VERSION = 1
 CONFIG, MANIFEST, LOG, LOCK = "config.toml", "manifest.json", "log.txt", "lock"
-ROUNDS, CLIENTS, TIMINGS = "rounds.jsonl", "clients.jsonl", "timings.jsonl"
+ROUNDS, CLIENTS, COSTS, TIMINGS = "rounds.jsonl", "clients.jsonl", "costs.jsonl", "timings.jsonl"
 RELEASES = "releases.json"
 PROGRESS, TRACKED = "progress.json", "trackers.json"
 PARTITION, BY_CLASS = "partition.json", "classes.json"
@@ -172,6 +172,29 @@ class ClientRecord:
         if self.metrics is not None:
             return self.metrics.get(measure, {}).get(metric)
         return getattr(self, f"accuracy_{measure}", None) if metric == ACCURACY.name else None
+
+
+@dataclass(frozen=True)
+class CostRecord:
+    """One line of `costs.jsonl`: what a client's part in an exchange took, or the server's in a round.
+
+    Attributes:
+        round: counted from 1.
+        exchange: within the round, counted from 1; 0 for the server.
+        client: None for the server.
+        flops: of what its handler requested; None if it failed, or its machine does not say. Evaluations are left out.
+        memory: the most bytes of tensors that were there at once; None likewise.
+        bytes_down: payload sent to it.
+        bytes_up: payload of its reply; 0 if it failed.
+    """
+
+    round: int
+    exchange: int
+    client: int | None
+    flops: int | None
+    memory: int | None
+    bytes_down: int
+    bytes_up: int
 
 
 @dataclass(frozen=True)

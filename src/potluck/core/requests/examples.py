@@ -138,6 +138,10 @@ class Examples:
         """All examples, shuffled, as `batches` would have them together."""
         return (self.take(positions) for positions in self._places(size, shuffle))
 
+    def batch_sizes(self, size: int) -> list[int]:
+        """How many examples each of the `batches` has."""
+        return [len(positions) for positions in self._places(size, None)]
+
     def _places(self, size: int, shuffle: torch.Generator | None) -> list[Tensor]:
         order = torch.arange(len(self)) if shuffle is None else torch.randperm(len(self), generator=shuffle)
         places = list(order.split(size))

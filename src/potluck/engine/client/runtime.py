@@ -28,6 +28,7 @@ from potluck.core.requests.fit import Fit, Request
 from potluck.core.requests.inference import predictions
 from potluck.core.roles import Client, Failure
 from potluck.core.tasks.task import Sums, added
+from potluck.engine.client.costs import Costs
 from potluck.engine.client.modules import ModulePool
 from potluck.engine.client.requests import carry_out
 from potluck.engine.client.session import Answer, Call, ContractError, Session, failure, full_name
@@ -77,13 +78,19 @@ Outcome = Answer | Failure | EvalResult
 
 
 class ClientRuntime:
-    """Runs handlers of one method for the clients of one federation."""
+    """Runs handlers of one method for the clients of one federation.
+
+    Attributes:
+        computing: device, precision and layout.
+        costs: of the requests that handlers and the server have.
+    """
 
     def __init__(self, method: Method[Any], federation: Federation, seed: int, computing: Numerics = PLAIN) -> None:
         self._method = method
         self._federation = federation
         self._seed = seed
         self.computing = computing
+        self.costs = Costs(computing)
         self._modules = ModulePool(self.build)
 
     def execute(self, job: Job) -> Outcome:
@@ -108,6 +115,7 @@ class ClientRuntime:
         found = session.advance()
         while isinstance(found, Request):
             try:
+                session.cost += self.costs.of(found)
                 answer = self.carry_out(found, session.request_key)
             except Exception as error:
                 return session.failed(error)

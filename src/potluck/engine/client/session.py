@@ -16,6 +16,7 @@ from potluck.core.method import Method, runs_on_client
 from potluck.core.nets.weights import frozen_names, weights_of
 from potluck.core.requests.fit import Fit, FitReport, Request, watching
 from potluck.core.roles import Client, Failure
+from potluck.engine.numerics.costs import Cost
 
 
 class ContractError(TypeError):
@@ -53,6 +54,7 @@ class Answer:
         releases: private releases made in this call.
         released: all private releases of the client in the run, by its own count; None if it keeps none.
         notes: numbers that the handler reported, by name.
+        cost: of the requests of this call; None if the client's machine does not say.
     """
 
     client: ClientId
@@ -62,6 +64,7 @@ class Answer:
     releases: int = 0
     released: int | None = None
     notes: Mapping[str, float] = field(default_factory=dict[str, float])
+    cost: Cost | None = None
 
 
 class Session:
@@ -73,12 +76,17 @@ class Session:
         client: the client, with its state.
         give_back: called when the answer is encoded and the client's model is no longer needed.
 
+    Attributes:
+        call: the request.
+        cost: of the handler's requests, which whoever carries them out adds up here.
+
     Raises:
         ContractError: the handler is not marked `@on_client`.
     """
 
     def __init__(self, method: Method[Any], call: Call, client: Client, give_back: Callable[[], None]) -> None:
         self.call = call
+        self.cost = Cost()
         self._name = full_name(method, call.handler)
         self._handler = getattr(method, call.handler)
         self._frozen = frozen_names(client.model) if method.keeps_model else frozenset[str]()
@@ -158,7 +166,7 @@ class Session:
         if made > 1:  # the run's account of privacy allows each request one
             raise ContractError(f"{self._name} made {made} private releases in one call; expected at most one")
         losses = tuple(self._losses or self._losses_on_part)
-        reply = Answer(self.call.client, found.encode(), self._record(), losses, made, notes=notes)
+        reply = Answer(self.call.client, found.encode(), self._record(), losses, made, notes=notes, cost=self.cost)
         self._give_back()
         return reply
 

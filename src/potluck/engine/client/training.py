@@ -37,7 +37,7 @@ def train(fit: Fit, key: Key, computing: Numerics = PLAIN) -> FitReport:
         isolated(forward),
         drawing_on(computing.place, forward),
         computing.applied(*nets),
-        _training(fit, computing) as turns,
+        turns_of(fit, computing) as turns,
     ):
         for turn, known in zip(turns, fit.moments or [], strict=False):
             turn.remember(known)
@@ -123,7 +123,7 @@ def widened(tensor: Tensor) -> Tensor:
 
 
 @dataclass
-class _Turn:
+class Turn:
     """Objectives that step together, with the weights and the optimiser of their turn."""
 
     fit: Fit
@@ -155,6 +155,15 @@ class _Turn:
 
     def step(self, batch: Batch) -> tuple[Tensor, Observed]:
         """Take one optimiser step; return the first objective's loss, detached, and the observations."""
+        loss, observed = self.differentiate(batch)
+        if self.training.clip_norm is not None:
+            nn.utils.clip_grad_norm_(self.weights.values(), self.training.clip_norm)
+        self.optimizer.step()
+        self._correct()
+        return loss, observed
+
+    def differentiate(self, batch: Batch) -> tuple[Tensor, Observed]:
+        """Give the weights the gradient of a step; return the first objective's loss, detached, and the observations."""
         with self.computing.cast():
             losses, observed = self._losses(batch)
         self.optimizer.zero_grad(set_to_none=True)
@@ -162,10 +171,6 @@ class _Turn:
             torch.stack(losses).sum().backward() if len(losses) > 1 else losses[0].backward()
         else:
             self._combine(losses)
-        if self.training.clip_norm is not None:
-            nn.utils.clip_grad_norm_(self.weights.values(), self.training.clip_norm)
-        self.optimizer.step()
-        self._correct()
         return losses[0].detach(), observed
 
     def _losses(self, batch: Batch) -> tuple[list[Tensor], Observed]:
@@ -212,7 +217,7 @@ class _Turn:
 
 
 @contextmanager
-def _training(fit: Fit, computing: Numerics) -> Generator[list[_Turn]]:
+def turns_of(fit: Fit, computing: Numerics) -> Generator[list[Turn]]:
     """Training mode, gradients for the parameters to be trained only, new optimisers; undone afterwards."""
     before = [(parameter, parameter.requires_grad) for parameter in fit.net.parameters()]
     trained = fit.trained()
@@ -255,7 +260,7 @@ def reading(frozen: Mapping[str, nn.Module], net: nn.Module, computing: Numerics
                 parameter.requires_grad_(was)
 
 
-def _turns(fit: Fit, extras: Extras, trainable: dict[str, nn.Parameter], computing: Numerics) -> Iterator[_Turn]:
+def _turns(fit: Fit, extras: Extras, trainable: dict[str, nn.Parameter], computing: Numerics) -> Iterator[Turn]:
     """One turn for all objectives, or one for each."""
     extras = moved(extras, computing.place)
     plan: list[tuple[tuple[Objective, ...], tuple[str, ...] | None]] = [(fit.losses, fit.trainable)]
@@ -269,7 +274,7 @@ def _turns(fit: Fit, extras: Extras, trainable: dict[str, nn.Parameter], computi
         of = tuple(mine), training
         if of not in optimizers:
             optimizers[of] = training.new_optimizer(list(mine.values()))
-        yield _Turn(fit, training, extras, objectives, mine, optimizers[of], computing)
+        yield Turn(fit, training, extras, objectives, mine, optimizers[of], computing)
 
 
 def _untrained(net: nn.Module, prefixes: tuple[str, ...] | None) -> str:

@@ -11,6 +11,7 @@ from potluck.engine.client.runtime import ClientRuntime, Job, Outcome
 from potluck.engine.client.session import Call, Session
 from potluck.engine.executors import Inner, Pending, bundles
 from potluck.engine.executors.held import Held
+from potluck.engine.numerics.costs import Cost
 from potluck.engine.stacking.end_to_end import only_linear, task_criterion
 from potluck.engine.stacking.nets import CannotStack, stacking_key, train_stacked
 
@@ -106,15 +107,27 @@ class Stacked(Inner):
             try:
                 if not host.computing.stacks:
                     raise CannotStack("run.computing is not plain")
-                return [*train_stacked(fits, [session.request_key for session, _ in members], host.computing)]
+                costs = _costs(host, fits)
+                answers = train_stacked(fits, [session.request_key for session, _ in members], host.computing)
             except (CannotStack, ValueError) as error:
                 self._tell(f"{type(fits[0].net).__name__} is trained one client at a time: {error}")
+            else:
+                for (session, _), cost in zip(members, costs, strict=True):
+                    session.cost += cost
+                return [*answers]
         return [_alone(host, session, request) for session, request in members]
 
     def _tell(self, why: str) -> None:
         if why not in self.refused:
             log.info("%s", why)
             self.refused.add(why)
+
+
+def _costs(host: ClientRuntime, fits: Sequence[Fit]) -> list[Cost]:
+    try:
+        return [host.costs.of(fit) for fit in fits]
+    except Exception as error:  # the client that has caused it is found one by one
+        raise CannotStack(f"{type(error).__name__}: {error}") from error
 
 
 def _small(net: nn.Module, most: int) -> bool:
@@ -124,6 +137,7 @@ def _small(net: nn.Module, most: int) -> bool:
 
 def _alone(host: ClientRuntime, session: Session, request: Request) -> Any:
     try:
+        session.cost += host.costs.of(request)
         return host.carry_out(request, session.request_key)
     except Exception as error:
         return error

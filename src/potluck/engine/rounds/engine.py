@@ -10,11 +10,12 @@ from torch import nn
 
 from potluck.core.federation import ClientId, Federation
 from potluck.core.ground.errors import DivergenceError, place_in
-from potluck.core.ground.rng import fold_in
+from potluck.core.ground.rng import Key, fold_in
 from potluck.core.ground.text import ON_SCREEN, one_line, quoted
 from potluck.core.message import Message, Traffic
 from potluck.core.method import Method
 from potluck.core.requests.examples import Examples
+from potluck.core.requests.fit import Request
 from potluck.core.roles import Arriving, ClientFailure, Failure, Server
 from potluck.core.schema import LARGEST, Misfit
 from potluck.core.tasks.task import Sums
@@ -28,12 +29,13 @@ from potluck.engine.client.session import ContractError
 from potluck.engine.disk.store import ClientStore
 from potluck.engine.executors import Executor, Pending
 from potluck.engine.executors.sequential import Sequential
+from potluck.engine.numerics.costs import Cost
 from potluck.engine.numerics.numerics import PLAIN, Numerics
 from potluck.engine.rounds.cohort import RoundCohort
 from potluck.engine.rounds.dispatch import Dispatch
 from potluck.engine.rounds.exchange import Exchange, Lent
 from potluck.engine.rounds.lost import Deserted, Lost, Spoilt, StateDiverged, check_attended
-from potluck.engine.rounds.report import ExchangePlace, RoundReport
+from potluck.engine.rounds.report import ExchangePlace, RoundReport, Work
 
 log = logging.getLogger(__name__)
 OnDivergence = Literal["stop", "drop"]
@@ -86,6 +88,7 @@ class Engine:
         self.on_client_end: Callable[[ClientEnd], None] = lambda event: None
         self._raised: Exception | None = None  # by `on_client_end`
         self._evaluations = 0
+        self._here = Cost()  # of the server's work in this round
         self._tolerate_failures = tolerate_failures
         self._quorum = quorum
         self._drop_diverged = tolerate_failures if on_divergence is None else on_divergence == "drop"
@@ -124,7 +127,7 @@ class Engine:
             input_shape=self.federation.input_shape,
             criterion=self.federation.criterion,
             _build=self._host.build,
-            _carry_out=self._host.carry_out,
+            _carry_out=self._carry_out,
             _key=key,
             _module=self._host.module,
             round=self.rounds_done if round_number == 0 else round_number,
@@ -143,7 +146,7 @@ class Engine:
             DivergenceError: a client's or the server's numbers are not finite, and the run stops on divergence.
             ContractError: the method broke its contract.
         """
-        report, self.rounds_done = RoundReport(sorted(ids)), number
+        report, self.rounds_done, self._here = RoundReport(sorted(ids)), number, Cost()
         self._leave_out(number, report)
         place = ExchangePlace(number, 0, report, self.server(number))
         cohort = RoundCohort(report.replied, self.method, self.exchange, place)
@@ -154,6 +157,7 @@ class Engine:
             server = self.server(number)
             following = self.method.round(state, cohort, server)
             cohort.finish()
+            report.work.append(Work(0, None, self._here.flops, self._here.memory))
             self._check_state(number, following, state)
         except (ClientFailure, ContractError):
             raise
@@ -291,6 +295,11 @@ class Engine:
             warned=self._warned,
         )
         return Exchange(lent, handler, messages, place).arriving()
+
+    def _carry_out(self, request: Request, key: Key) -> Any:
+        """Carry out a request of the server's, and count it."""
+        self._here += self._host.costs.of(request)
+        return self._host.carry_out(request, key)
 
     def _believed(self, outcome: Outcome, parts: Sequence[EvaluatedPart]) -> EvalResult | Failure:
         """The client's evaluation result, if it is possible."""

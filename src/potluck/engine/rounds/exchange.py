@@ -24,7 +24,7 @@ from potluck.engine.disk.store import ClientStore
 from potluck.engine.executors import Executor, Pending
 from potluck.engine.rounds.dispatch import Dispatch, Encoded
 from potluck.engine.rounds.lost import Lost, Spoilt, check_attended
-from potluck.engine.rounds.report import ExchangePlace
+from potluck.engine.rounds.report import ExchangePlace, Work
 
 log = logging.getLogger(__name__)
 _LARGE_SHARE = 0.5  # of the available memory; replies that may take more cause a warning
@@ -67,6 +67,7 @@ class Exchange:
         self._lent, self._handler, self._messages, self._place = lent, handler, messages, place
         self._runtime, roster = lent.runtime, lent.dispatch.federation.roster
         self._failures: dict[ClientId, Failure] = {}
+        self._sent: dict[ClientId, int] = {}  # bytes
         self._expected: dict[ClientId, Kind] = {
             client: lent.door.expected(handler.__name__, roster[client], message, place.server)
             for client, message in sorted(messages.items())
@@ -85,10 +86,11 @@ class Exchange:
             if isinstance(reply, Failure):
                 self._lent.note(reply, self._place.round)
                 self._failures[client] = reply
+                report.work.append(Work(self._place.exchange, client, None, None, self._sent.get(client, 0)))
                 continue
             assert isinstance(outcome, Answer)
-            self._keep(outcome)
-            report.traffic.up.update(reply.sizes())
+            self._keep(outcome, up := reply.sizes())
+            report.traffic.up.update(up)
             answered.append(client)
             report.seconds_local += time.perf_counter() - started
             del outcome
@@ -100,9 +102,11 @@ class Exchange:
         self._place.unread = None
         self._check_answered(answered)
 
-    def _keep(self, answer: Answer) -> None:
-        """Commit the client's state, and what else its answer says of its work."""
-        report, client = self._place.report, answer.client
+    def _keep(self, answer: Answer, up: Mapping[str, int]) -> None:
+        """Commit the client's state, and what else its answer, whose reply has such entries, says of its work."""
+        report, client, cost = self._place.report, answer.client, answer.cost
+        told = (cost.flops, cost.memory) if cost else (None, None)
+        report.work.append(Work(self._place.exchange, client, *told, self._sent[client], sum(up.values())))
         if answer.record is not None:
             self._lent.store.write(client, answer.record)
         if answer.losses:
@@ -188,7 +192,8 @@ class Exchange:
 
         found: list[Pending] = []
         for client, message in sorted(self._messages.items()):
-            place.report.traffic.down.update(message.sizes())
+            place.report.traffic.down.update(sizes := message.sizes())
+            self._sent[client] = sum(sizes.values())
             make, most = partial(call, client, message), most_bytes(self._expected[client])
             found.append(lent.dispatch.pending(make, client, ("train",), most, attendance))
         return found

@@ -8,6 +8,27 @@ from potluck.core.message import Traffic
 from potluck.core.roles import Failure, Server
 
 
+@dataclass(frozen=True)
+class Work:
+    """What one client's part in an exchange took, or the server's in a round.
+
+    Attributes:
+        exchange: its number within the round, from 1; 0 for the server.
+        client: None for the server.
+        flops: of what its handler requested, see `potluck.engine.client.costs`; None if it failed or does not say.
+        memory: the most bytes of tensors that were there at once; None likewise.
+        bytes_down: payload sent to it.
+        bytes_up: payload of its reply; 0 if it failed.
+    """
+
+    exchange: int
+    client: ClientId | None
+    flops: int | None
+    memory: int | None
+    bytes_down: int = 0
+    bytes_up: int = 0
+
+
 @dataclass
 class RoundReport:
     """What the engine recorded of one round.
@@ -23,6 +44,7 @@ class RoundReport:
         outlier: the client whose reply everybody else diverged on, if one is named.
         server_notes: numbers that the server's half of the method reported; empty if the round was lost.
         client_notes: by client, those that its handlers reported.
+        work: of each client in each exchange, and of the server.
     """
 
     cohort: list[ClientId]
@@ -35,6 +57,7 @@ class RoundReport:
     outlier: ClientId | None = None
     server_notes: dict[str, float] = field(default_factory=dict[str, float])
     client_notes: dict[ClientId, dict[str, float]] = field(default_factory=dict[ClientId, dict[str, float]])
+    work: list[Work] = field(default_factory=list[Work])
 
     @property
     def replied(self) -> list[ClientId]:

@@ -11,15 +11,17 @@ from typing import Any
 
 from potluck.core.tasks.metric import ACCURACY
 from potluck.engine.disk.files import append, make_folder, rename, sync, write_atomically
-from potluck.engine.rounds.report import RoundReport
+from potluck.engine.rounds.report import RoundReport, Work
 from potluck.experiment.results.evaluate import Evaluation
 from potluck.records import (
     BY_CLASS,
     CLIENTS,
+    COSTS,
     ROUNDS,
     TIMINGS,
     ByClass,
     Checkpoint,
+    CostRecord,
     Extent,
     Measure,
     RoundRecord,
@@ -130,7 +132,8 @@ class Records:
             self._put_aside(self._aside)
         for ledger in self._ledgers.values():
             ledger.drop_the_rest()
-        _keep_rounds(self._folder / TIMINGS, self._last)
+        for name in (COSTS, TIMINGS):
+            _keep_rounds(self._folder / name, self._last)
 
     def add(self, name: str, objects: Iterable[dict[str, Any]]) -> None:
         """Add one JSON line for each object, all of one round.
@@ -139,6 +142,14 @@ class Records:
             StorageError: they cannot be written.
         """
         self._ledgers[name].add(lines_of(objects))
+
+    def add_costs(self, number: int, work: Iterable[Work]) -> None:
+        """Add what a round's work took.
+
+        Raises:
+            StorageError: it cannot be written.
+        """
+        append(self._folder / COSTS, lines_of(asdict(CostRecord(number, **asdict(of_one))) for of_one in work))
 
     def sync(self) -> dict[str, Extent]:
         """Make all lines durable; return the extent of each file.
@@ -168,7 +179,7 @@ class Records:
 
     def _put_aside(self, place: Path) -> None:
         make_folder(place)
-        for name in (ROUNDS, CLIENTS, TIMINGS):
+        for name in (ROUNDS, CLIENTS, COSTS, TIMINGS):
             if (self._folder / name).is_file():
                 rename(self._folder / name, place / name)
         sync(place, self._folder)

@@ -29,7 +29,7 @@ from potluck.engine.disk.store import ClientStore
 from potluck.engine.executors.choice import ChosenExecutor, choose_executor
 from potluck.engine.rounds.engine import Engine
 from potluck.engine.rounds.lost import Deserted
-from potluck.engine.rounds.report import RoundReport
+from potluck.engine.rounds.report import RoundReport, Work
 from potluck.experiment.federation.needs import cautions, check_needs, needs_of
 from potluck.experiment.federation.rehearsal import rehearse
 from potluck.experiment.folder.checkpoint import Checkpoints
@@ -267,7 +267,7 @@ class Run:
         record = round_record(number, report, evaluation, evaluation_bytes)
         self._tell_undefined(record)
         evaluated = time.perf_counter()
-        self._write(record, evaluation, self._undo(number, last))
+        self._write(record, evaluation, report.work, self._undo(number, last))
         if self._folder:
             local = report.seconds_local
             timing = {
@@ -388,11 +388,14 @@ class Run:
             self._store.restore({})
         outliers.before = Before(last.round, state, self._store.mark(), Outlier(**last.undo.outlier))
 
-    def _write(self, record: RoundRecord, evaluation: Evaluation | None, undo: Undo | None) -> None:
+    def _write(
+        self, record: RoundRecord, evaluation: Evaluation | None, work: Sequence[Work], undo: Undo | None
+    ) -> None:
         """Write records first, then the checkpoint; lines beyond it are dropped when a killed run is resumed."""
         if not self._records or not self._checkpoints:
             return
         self._records.add(ROUNDS, [record_line(record)])
+        self._records.add_costs(record.round, work)
         if evaluation:
             self._records.add(CLIENTS, map(asdict, evaluation.scores))
         if evaluation and self._folder and record.round == self._config.rounds:
