@@ -1,7 +1,7 @@
 """The schema of a run's folder, shared by the code that writes it and the code that reads it.
 
-`rounds.jsonl`, `clients.jsonl` and `costs.jsonl` depend on the configuration alone, so that two runs can be compared byte by byte;
-everything that depends on a clock goes to `timings.jsonl` and `manifest.json`.
+`rounds.jsonl`, `clients.jsonl` and `costs.jsonl` depend on the configuration alone, so that two runs can be compared
+byte by byte; everything that depends on a clock goes to `timings.jsonl` and `manifest.json`.
 """
 
 import hashlib
@@ -20,7 +20,7 @@ from potluck.core.tasks.metric import Values
 SCHEMA_VERSION = 1
 CONFIG, MANIFEST, LOG, LOCK = "config.toml", "manifest.json", "log.txt", "lock"
 ROUNDS, CLIENTS, COSTS, TIMINGS = "rounds.jsonl", "clients.jsonl", "costs.jsonl", "timings.jsonl"
-RELEASES = "releases.json"
+RELEASES, TWIN = "releases.json", "twin.jsonl"
 PROGRESS, TRACKED = "progress.json", "trackers.json"
 PARTITION, BY_CLASS = "partition.json", "classes.json"
 CHECKPOINT, LAST, BEST = "checkpoint", "last.json", "best.json"
@@ -52,7 +52,8 @@ MAIN_MEASURES: tuple[Measure, ...] = ("personal", "common", "global")
 """Those that tables and summaries show where there is room for a few."""
 
 _NO_MATTER = ("seed", "rounds", "executor", "workers", "track", "rounds_close")
-"""Settings of a run that do not make it another experiment. Of `rounds_close` a quorum above 1 does."""
+"""Settings of a run that do not make it another experiment. Of `rounds_close` a quorum above 1 and over-selecting do,
+and all of it in a run with a twin."""
 
 
 @dataclass(frozen=True)
@@ -402,8 +403,13 @@ class Progress:
 def experiment_hash(config: dict[str, Any]) -> str:
     """Eight hex digits shared by all runs of one experiment, whatever their seeds, lengths and executors."""
     run = {key: value for key, value in config["run"].items() if key not in _NO_MATTER}
-    if (quorum := config["run"].get("rounds_close", {}).get("quorum", 1)) > 1:
+    close = config["run"].get("rounds_close", {})
+    if (quorum := close.get("quorum", 1)) > 1:
         run["quorum"] = quorum
+    if over := close.get("over_select", 0):
+        run["over_select"] = over
+    if config["run"].get("twin"):
+        run["rounds_close"] = close  # by a virtual clock, whose replies count depends on nothing else
     shared = {**{key: value for key, value in config.items() if key != "preset"}, "run": run}
     return hashlib.blake2b(json.dumps(shared, sort_keys=True).encode(), digest_size=4).hexdigest()
 

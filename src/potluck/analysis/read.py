@@ -16,14 +16,17 @@ from potluck.records import (
     CHECKPOINT,
     CLIENTS,
     CONFIG,
+    COSTS,
     LAST,
     MANIFEST,
     PARTITION,
     ROUNDS,
     TIMINGS,
+    TWIN,
     ByClass,
     Checkpoint,
     ClientRecord,
+    CostRecord,
     Metric,
     PartitionRecord,
     RoundRecord,
@@ -32,6 +35,7 @@ from potluck.records import (
     experiment_hash,
 )
 from potluck.seals import read_sealed
+from potluck.twin.simulate import Timed
 
 Record = TypeVar("Record")
 _LAST = f"{CHECKPOINT}/{LAST}"
@@ -240,6 +244,33 @@ def _seconds(line: bytes) -> tuple[int, Seconds] | None:
         return int(found["round"]), Seconds(*map(float, kinds))
     except (ValueError, KeyError, TypeError, AttributeError):
         return None
+
+
+def costs(run: StoredRun) -> list[CostRecord]:
+    """What each client's part in each exchange of the finished rounds took; none in a run of an earlier version.
+
+    Raises:
+        CheckpointError: the file is damaged.
+    """
+    path = run.folder / COSTS
+    content = path.read_bytes() if path.is_file() else b""
+    done = {record.round for record in run.rounds}
+    return [record for record in _lines(path, content, CostRecord) if record.round in done]
+
+
+def course(run: StoredRun) -> list[Timed]:
+    """The rounds of a run with a twin, by its virtual clock; none of another run.
+
+    Raises:
+        CheckpointError: the file is damaged.
+    """
+    path, done = run.folder / TWIN, {record.round for record in run.rounds}
+    lines = path.read_bytes().splitlines() if path.is_file() else []
+    try:
+        found = [Timed.of(json.loads(line)) for line in lines]
+    except (ValueError, KeyError, TypeError) as error:
+        raise _damaged(path, error) from error
+    return [timed for timed in found if timed.number in done]
 
 
 def partition(run: StoredRun) -> PartitionRecord | None:

@@ -49,6 +49,7 @@ _COMMANDS = {
     "sweep": comparing.sweep,
     "reproduce": comparing.reproduce,
     "plan": looking.plan,
+    "twin": comparing.twin,
     "export": deploying.export,
     "keys": deploying.keys,
     "public": deploying.public,

@@ -1,4 +1,4 @@
-"""Commands that look at several runs: `compare`, `sweep` and `reproduce`, which start them; `report`, `analyse`."""
+"""Commands that look at several runs: `compare`, `sweep`, `reproduce`, which start them; `report` and others."""
 
 from pathlib import Path
 from typing import Annotated
@@ -173,3 +173,24 @@ def analyse(
         typer.echo(line)
     if show and typer.launch(page.resolve().as_uri()) != 0:
         typer.echo(f"Found no browser; open {page} yourself.", err=True)
+
+
+def twin(
+    what: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="TOML files, methods, runs, folders of runs; then dotted keys.",
+            autocompletion=completion.of_compared,
+        ),
+    ] = None,
+    devices: Annotated[Path | None, typer.Option(help="CSV file of the clients' devices.")] = None,
+    hours: Annotated[float | None, typer.Option(help="How long it goes on. Default: the rounds of the run.")] = None,
+    doubt: Annotated[
+        float, typer.Option(help="How wrong speeds may be: 0.3 for a third; shows what that comes to.", min=0)
+    ] = 0.0,
+    target: GoalOption = None,
+) -> None:
+    """Show how long federations take on given devices, without training, or how long finished runs would have taken."""
+    from potluck.cli.twin import Question, print_twins
+
+    print_twins(what or [], Question(devices, hours, doubt, target))

@@ -169,7 +169,7 @@ def _form(value: Any, above: frozenset[int]) -> Any:
     if isinstance(value, (str, int, bytes, type, torch.dtype, type(None))):
         return value
     if isinstance(value, float):
-        return value != 0
+        return bool(value)
     if isinstance(value, Tensor):
         return tuple(value.shape), value.dtype
     if id(value) in above:
@@ -192,9 +192,8 @@ def _form(value: Any, above: frozenset[int]) -> Any:
 
 def _forms(values: Any, above: frozenset[int]) -> list[Any]:
     if isinstance(values, Mapping):
-        return [
-            (str(name), _form(value, above)) for name, value in sorted(values.items(), key=lambda item: str(item[0]))
-        ]
+        named = {str(name): value for name, value in values.items()}
+        return [(name, _form(named[name], above)) for name in sorted(named)]
     return [_form(value, above) for value in values]
 
 

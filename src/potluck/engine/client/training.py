@@ -163,7 +163,7 @@ class Turn:
         return loss, observed
 
     def differentiate(self, batch: Batch) -> tuple[Tensor, Observed]:
-        """Give the weights the gradient of a step; return the first objective's loss, detached, and the observations."""
+        """Give the weights a step's gradient; return the first objective's loss, detached, and the observations."""
         with self.computing.cast():
             losses, observed = self._losses(batch)
         self.optimizer.zero_grad(set_to_none=True)

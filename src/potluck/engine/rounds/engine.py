@@ -1,7 +1,7 @@
 """The engine: runs a method on a federation, round by round; every message passes through serialisation."""
 
 import logging
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
@@ -31,6 +31,7 @@ from potluck.engine.executors import Executor, Pending
 from potluck.engine.executors.sequential import Sequential
 from potluck.engine.numerics.costs import Cost
 from potluck.engine.numerics.numerics import PLAIN, Numerics
+from potluck.engine.rounds.clock import Clock, MachineClock
 from potluck.engine.rounds.cohort import RoundCohort
 from potluck.engine.rounds.dispatch import Dispatch
 from potluck.engine.rounds.exchange import Exchange, Lent
@@ -54,6 +55,7 @@ class Engine:
         outlier_factor: how many times the median the tensors of a reply may be, see
             `potluck.engine.answers.outliers`; None compares none.
         ledger: of private releases; kept in memory by default.
+        clock: by which exchanges close; this machine's by default.
 
     Attributes:
         rounds_done: the number of the last round; set it when resuming from a saved state.
@@ -76,6 +78,7 @@ class Engine:
         largest: float = LARGEST,
         outlier_factor: float | None = None,
         ledger: Ledger | None = None,
+        clock: Clock | None = None,
     ) -> None:
         self.method = method
         self.federation = federation
@@ -83,6 +86,7 @@ class Engine:
         self.store = ClientStore() if store is None else store
         self.executor = Sequential() if executor is None else executor
         self.ledger = Ledger() if ledger is None else ledger
+        self.clock = MachineClock() if clock is None else clock
         self.evaluation_traffic = Traffic()
         self.rounds_done = 0
         self.on_client_end: Callable[[ClientEnd], None] = lambda event: None
@@ -158,6 +162,7 @@ class Engine:
             following = self.method.round(state, cohort, server)
             cohort.finish()
             report.work.append(Work(0, None, self._here.flops, self._here.memory))
+            self.clock.serve(self._here.flops)
             self._check_state(number, following, state)
         except (ClientFailure, ContractError):
             raise
@@ -263,6 +268,10 @@ class Engine:
             raise
         return results
 
+    def absent(self, clients: Collection[ClientId]) -> Mapping[ClientId, str]:
+        """Those of the clients that cannot be reached now, with the names of their machines."""
+        return self.clock.absent(self.executor, clients)
+
     def needed(self, clients: int) -> int:
         """How many of so many clients must be there: the quorum, or all if failures are not tolerated."""
         return min(self._quorum, clients) if self._tolerate_failures else clients
@@ -286,6 +295,7 @@ class Engine:
             runtime=self._host,
             dispatch=self._dispatch,
             executor=self.executor,
+            clock=self.clock,
             store=self.store,
             ledger=self.ledger,
             door=self._door,

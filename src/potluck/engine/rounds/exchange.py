@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -22,6 +22,7 @@ from potluck.engine.client.runtime import ClientRuntime, Outcome
 from potluck.engine.client.session import Answer, Call
 from potluck.engine.disk.store import ClientStore
 from potluck.engine.executors import Executor, Pending
+from potluck.engine.rounds.clock import Clock
 from potluck.engine.rounds.dispatch import Dispatch, Encoded
 from potluck.engine.rounds.lost import Lost, Spoilt, check_attended
 from potluck.engine.rounds.report import ExchangePlace, Work
@@ -49,6 +50,7 @@ class Lent:
     runtime: ClientRuntime
     dispatch: Dispatch
     executor: Executor
+    clock: Clock
     store: ClientStore
     ledger: Ledger
     door: Door
@@ -165,7 +167,9 @@ class Exchange:
         asked = self._messages if lent.private else ()
         attendance = Attendance(lent.tell, place.round, "training", place.exchange, name, len(self._messages))
         with lent.ledger.exchange(asked) as note:
-            for outcome in lent.executor.run(self._runtime, self._pending(attendance)):
+            away = lent.clock.away(self._messages)
+            handler, pending = self._runtime.full_name(name), self._pending(attendance, away)
+            for outcome in lent.clock.outcomes(lent.executor, self._runtime, pending, away, handler, self._sent):
                 outcome = self._counted(outcome) if asked else outcome
                 note(outcome)
                 attendance.note(outcome)
@@ -181,21 +185,23 @@ class Exchange:
             return replace(self._refused(outcome.client, misfit), unheard=True)
         return outcome
 
-    def _pending(self, attendance: Attendance) -> list[Pending]:
-        """One call for each client, its message encoded when its turn comes."""
-        lent, place, encoded = self._lent, self._place, Encoded(self._messages.values())
+    def _pending(self, attendance: Attendance, away: Collection[ClientId]) -> dict[ClientId, Pending]:
+        """One call for each client that is asked, its message encoded when its turn comes."""
+        lent, place = self._lent, self._place
+        messages = {client: self._messages[client] for client in sorted(self._messages) if client not in away}
+        encoded = Encoded(messages.values())
 
         def call(client: ClientId, message: Message) -> Call:
             key = fold_in(lent.seed, "client", place.round, place.exchange, client)
             record = lent.store.read(client)
             return Call(self._handler.__name__, client, encoded.payload(message), record, key, place.round)
 
-        found: list[Pending] = []
-        for client, message in sorted(self._messages.items()):
+        found: dict[ClientId, Pending] = {}
+        for client, message in messages.items():
             place.report.traffic.down.update(sizes := message.sizes())
             self._sent[client] = sum(sizes.values())
             make, most = partial(call, client, message), most_bytes(self._expected[client])
-            found.append(lent.dispatch.pending(make, client, ("train",), most, attendance))
+            found[client] = lent.dispatch.pending(make, client, ("train",), most, attendance)
         return found
 
     def _check_room(self, *, together: bool) -> None:

@@ -9,6 +9,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
+from potluck.core.ground.errors import CheckpointError
 from potluck.core.tasks.metric import ACCURACY
 from potluck.engine.disk.files import append, make_folder, rename, sync, write_atomically
 from potluck.engine.rounds.report import RoundReport, Work
@@ -19,6 +20,7 @@ from potluck.records import (
     COSTS,
     ROUNDS,
     TIMINGS,
+    TWIN,
     ByClass,
     Checkpoint,
     CostRecord,
@@ -132,7 +134,7 @@ class Records:
             self._put_aside(self._aside)
         for ledger in self._ledgers.values():
             ledger.drop_the_rest()
-        for name in (COSTS, TIMINGS):
+        for name in (COSTS, TIMINGS, TWIN):
             _keep_rounds(self._folder / name, self._last)
 
     def add(self, name: str, objects: Iterable[dict[str, Any]]) -> None:
@@ -150,6 +152,14 @@ class Records:
             StorageError: it cannot be written.
         """
         append(self._folder / COSTS, lines_of(asdict(CostRecord(number, **asdict(of_one))) for of_one in work))
+
+    def add_twin(self, record: dict[str, Any]) -> None:
+        """Add the course of a round by the run's virtual clock.
+
+        Raises:
+            StorageError: it cannot be written.
+        """
+        append(self._folder / TWIN, lines_of([record]))
 
     def sync(self) -> dict[str, Extent]:
         """Make all lines durable; return the extent of each file.
@@ -179,7 +189,7 @@ class Records:
 
     def _put_aside(self, place: Path) -> None:
         make_folder(place)
-        for name in (ROUNDS, CLIENTS, COSTS, TIMINGS):
+        for name in (ROUNDS, CLIENTS, COSTS, TIMINGS, TWIN):
             if (self._folder / name).is_file():
                 rename(self._folder / name, place / name)
         sync(place, self._folder)
@@ -263,6 +273,20 @@ def lines_of(objects: Iterable[dict[str, Any]]) -> bytes:
         ValueError: a number is not finite; the engine lets none through.
     """
     return "".join(json.dumps(item, allow_nan=False) + "\n" for item in objects).encode()
+
+
+def twin_record(folder: Path, number: int) -> dict[str, Any] | None:
+    """The course of a round by the run's virtual clock; None before the first.
+
+    Raises:
+        CheckpointError: it is missing.
+    """
+    if number == 0:
+        return None
+    for line in split_lines(content_of(folder / TWIN)):
+        if round_of(line) == number:
+            return json.loads(line)
+    raise CheckpointError(f"{folder / TWIN} has no line of round {number}; the twin's clock is not known; run again")
 
 
 def rounds_of(folder: Path, last: int) -> list[RoundRecord]:

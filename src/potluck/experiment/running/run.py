@@ -11,11 +11,9 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-import torch
-
 from potluck.core.federation import ClientId, Federation
 from potluck.core.ground.errors import CheckpointError, ConfigError
-from potluck.core.ground.rng import Key, fold_in
+from potluck.core.ground.rng import Key
 from potluck.core.ground.text import ON_SCREEN
 from potluck.core.method import Method, Releases
 from potluck.core.needs import Offer
@@ -42,6 +40,7 @@ from potluck.experiment.results.records import (
     record_line,
     round_record,
     rounds_of,
+    twin_record,
     write_by_class,
 )
 from potluck.experiment.results.result import Result
@@ -60,8 +59,9 @@ from potluck.experiment.watching.trackers.names import check_installed
 from potluck.experiment.watching.trackers.tracker import trackers
 from potluck.records import CHECKPOINT, CLIENTS, LAST, RELEASES, ROUNDS, TIMINGS, TITLES, Checkpoint, RoundRecord, Undo
 from potluck.seals import check_continues, in_json, what_matters
+from potluck.twin.clock import TwinClock
+from potluck.twin.devices import Fleet
 
-_LOOK_EVERY = 1.0  # seconds, for clients that are waited for
 _REMIND_EVERY = 600.0  # seconds, in the log
 
 log = logging.getLogger(__name__)
@@ -118,6 +118,7 @@ class Run:
         cap_bytes = int(config.memory_gib * 2**30)
         store = ClientStore(folder / CHECKPOINT if folder else None, cap_bytes) if store is None else store
         self.choice = choice
+        self._twin = twin_clock(config, sorted(federation.sites)) if config.twin else None
         self._engine = Engine(
             method,
             federation,
@@ -131,6 +132,7 @@ class Run:
             largest=config.largest_value,
             outlier_factor=config.outlier_factor,
             ledger=Ledger(folder / RELEASES if folder else None),
+            clock=self._twin,
         )
         weakref.finalize(self, _close, self._engine, os.getpid())  # so workers end even if nobody closed the run
         self._store = store
@@ -176,6 +178,8 @@ class Run:
         self.notes += self._config.computing.notes()
         try:
             self._state = self._engine.start()
+            if self._twin:
+                self._twin.go_on(twin_record(self._folder, self.rounds_done) if self._folder else None)
             if self._checkpoints:
                 self.notes += filter(None, [self._checkpoints.complaint()])
                 if self._last:
@@ -256,7 +260,7 @@ class Run:
 
     def _round(self, number: int) -> tuple[Evaluation | None, RoundRecord]:
         started, last, self._waited = time.perf_counter(), self._last, 0.0
-        cohort = self._cohort(number)
+        cohort = self._config.cohort(sorted(self._engine.federation.sites), number)
         self._state, report = self._attended(number, cohort, lambda: self._once(number, cohort))
         waited = self._waited
         computed = time.perf_counter()
@@ -311,9 +315,11 @@ class Run:
     def _await_quorum(self, number: int, clients: Collection[ClientId]) -> None:
         """Wait until so many of the clients can be reached as must be."""
         patience, needed = self._config.rounds_close.patience_s, self._engine.needed(len(clients))
-        began, told = time.monotonic(), -math.inf
-        while (here := len(clients) - len(missing := self._engine.executor.absent(clients))) < needed:
-            now = time.monotonic()
+        engine, started = self._engine, time.monotonic()
+        level, extra = (logging.INFO, None) if engine.clock.virtual else (logging.WARNING, ON_SCREEN)
+        began, told = engine.clock.now(), -math.inf
+        while (here := len(clients) - len(missing := engine.absent(clients))) < needed:
+            now = engine.clock.now()
             who = ", ".join(f"{name} (client {client})" for client, name in sorted(missing.items()))
             standing = f"{here} of {len(clients)} clients are there, and {needed} are needed; missing: {who}"
             if patience is not None and now - began >= patience:
@@ -321,13 +327,13 @@ class Run:
                     f"round {number} waited for {patience:g} s: {standing}; run.rounds_close.patience_s sets how long"
                 )
             if now - told >= _REMIND_EVERY:
-                log.warning("round %d waits: %s", number, standing, extra=ON_SCREEN)
+                log.log(level, "round %d waits: %s", number, standing, extra=extra)
                 told = now
             self._audience.on_waiting(Waiting(number, len(clients), here, needed, missing))
-            time.sleep(_LOOK_EVERY)
+            engine.clock.wait(clients)
         if told > 0:
-            log.warning("round %d goes on", number, extra=ON_SCREEN)
-        self._waited += time.monotonic() - began
+            log.log(level, "round %d goes on", number, extra=extra)
+        self._waited += time.monotonic() - started
 
     def _tell_undefined(self, record: RoundRecord) -> None:
         """Say once of a metric that it has no value on any examples on which others have one."""
@@ -352,16 +358,9 @@ class Run:
             self._audience.on_evaluation_start(EvaluationStart(number, len(clients)))
             return evaluate(self._engine, self._state, round_number=number, common_test=self._config.common_test)
 
-        found = self._attended(number, clients, once)
+        found = once() if self._engine.clock.virtual else self._attended(number, clients, once)
         self._audience.on_evaluation_end(found)
         return found
-
-    def _cohort(self, number: int) -> list[ClientId]:
-        """This round's clients: uniform without replacement, the same for every method under one seed."""
-        ids = sorted(self._engine.federation.sites)
-        size = self._config.cohort_size(len(ids))
-        order = torch.randperm(len(ids), generator=fold_in(self._config.seed, "cohort", number).generator())
-        return sorted(ids[index] for index in order[:size].tolist())
 
     def _undo(self, number: int, last: Checkpoint | None) -> Undo | None:
         """What this round could be undone with, by the checkpoint that was the last one when it began."""
@@ -396,6 +395,8 @@ class Run:
             return
         self._records.add(ROUNDS, [record_line(record)])
         self._records.add_costs(record.round, work)
+        if self._twin:
+            self._records.add_twin(self._twin.take(record.round))
         if evaluation:
             self._records.add(CLIENTS, map(asdict, evaluation.scores))
         if evaluation and self._folder and record.round == self._config.rounds:
@@ -413,6 +414,16 @@ def _settings(method: Method[Any], config: RunConfig) -> Tree:
     """The settings of a run that was made without tables."""
     kind = type(method)
     return {"method": {"name": f"{kind.__module__}.{kind.__qualname__}", **asdict(method)}, "run": asdict(config)}
+
+
+def twin_clock(config: RunConfig, clients: Sequence[ClientId]) -> TwinClock:
+    """The clock of a run with a twin, at its start.
+
+    Raises:
+        ConfigError: a client has no device, or a trace cannot be read.
+    """
+    assert config.twin is not None
+    return TwinClock(config.course(Fleet(config.twin.devices, clients)))
 
 
 def _close(engine: Engine, process: int) -> None:

@@ -3,6 +3,7 @@
 import dataclasses
 import inspect
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from potluck.core.ground.discovery import config_file, named_file
@@ -25,6 +26,7 @@ from potluck.experiment.settings.strict import check_keys, typed
 from potluck.experiment.settings.tables import Tree
 from potluck.methods import get_method
 from potluck.models import get_model
+from potluck.twin.devices import read_devices
 
 _FAMILY = ("resnet10", "resnet14", "resnet18", "resnet22", "resnet26")
 _SMALL_FAMILY = ("cnn2", "cnn3", "cnn4", "cnn5", "cnn6")
@@ -43,7 +45,7 @@ def resolve(tree: Tree, source: str = "configuration") -> Experiment:
     if not isinstance(method_name, str):
         raise ConfigError(f"{source}: method.name: expected text, found {method_name!r}")
     method = typed(get_method(method_name), method_tree, "method", source)
-    run = typed(RunConfig, _table(tree, "run", source), "run", source)
+    run = typed(RunConfig, _with_devices(_table(tree, "run", source)), "run", source)
     federation_tree = dict(_table(tree, "federation", source))
     if isinstance(federation_tree.get("partition"), str):
         federation_tree["partition"] = {"name": federation_tree["partition"]}
@@ -65,6 +67,14 @@ def resolve(tree: Tree, source: str = "configuration") -> Experiment:
     server_model = None if common is None else of_vocabulary(_model(common, source), columns)
     preset = _table(tree, "preset", source)
     return Experiment(federation, partition, models, server_model, method_name, method, run, preset, task)
+
+
+def _with_devices(run: Tree) -> Tree:
+    """The table `run`, with a twin's devices instead of the name of the file that they are in."""
+    twin = run.get("twin")
+    if not isinstance(twin, dict) or not isinstance(twin.get("devices"), str):
+        return run
+    return {**run, "twin": {**twin, "devices": read_devices(Path(twin["devices"]))}}
 
 
 def _task(federation: FederationConfig, source: str) -> Task | None:

@@ -1,11 +1,13 @@
 """What can be configured: frozen dataclasses, whose docstrings explain each key, and the experiment that they make."""
 
 import dataclasses
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass, replace
 from typing import Annotated, Any, Literal
 
 import tomli_w
+import torch
 
 from potluck.core.federation import ClientId
 from potluck.core.ground.discovery import config_file, named_file
@@ -26,6 +28,8 @@ from potluck.experiment.watching.trackers.names import TrackerName
 from potluck.models.fitting import FeatureFit, FitKind
 from potluck.models.initial import file_digest
 from potluck.records import experiment_hash
+from potluck.twin.course import Closing, Course
+from potluck.twin.devices import Fleet, Twin
 
 Dealing = Literal["turn", "random"]
 _Share = Annotated[float, above(0), at_most(1)]
@@ -135,13 +139,17 @@ class RoundsClose(Checked):
 
     Attributes:
         quorum: the least number of clients that must answer each exchange of a round; if fewer are asked, all of them.
-        deadline_s: seconds after which an exchange with other machines closes with the replies that have come; with
-            fewer than the quorum it stays open. In one process every client is heard to its end.
+        over_select: share of the cohort that is drawn in addition: an exchange closes as soon as as many clients have
+            answered as there would be without them. It needs other machines, or a twin, and failures to be tolerated.
+        deadline_s: seconds after which an exchange with other machines, or with those of a twin, closes with the
+            replies that have come; with fewer than the quorum it stays open. In one process without a twin every client
+            is heard to its end.
         patience_s: seconds to wait for a quorum of other machines before the run ends with an error, from which it can
             be resumed; None waits for as long as it takes.
     """
 
     quorum: _Count = 1
+    over_select: Annotated[float, at_least(0)] = 0.0
     deadline_s: Annotated[float, above(0)] = 600.0
     patience_s: Annotated[float, above(0)] | None = None
 
@@ -181,6 +189,7 @@ class RunConfig(Checked):
             out makes all others diverge. 0 compares nothing, as None does; `potluck serve` takes 100 for None.
         track: where each round's numbers go besides the run's folder: "tensorboard", "mlflow", "wandb" or "trackio", or
             several of them. Each needs the extra of its name: `pip install 'potluck[tensorboard]'`.
+        twin: devices that the clients have, by a virtual clock beside the run. None has every client there and in time.
     """
 
     rounds: _Count = 20
@@ -200,16 +209,35 @@ class RunConfig(Checked):
     largest_value: Annotated[float, above(0), below(1e38)] = LARGEST
     outlier_factor: Annotated[float, at_least(0)] | None = None
     track: TrackerName | tuple[TrackerName, ...] = ()
+    twin: Twin | None = None
 
     def __post_init__(self) -> None:
         alone = self.threads == 1 or self.executor != "workers"
         require(alone, "threads", "1 with the executor 'workers', which has one thread for each process", self.threads)
         sensible = not self.outlier_factor or self.outlier_factor > 1
         require(sensible, "outlier_factor", "more than 1, or 0 to compare nothing", self.outlier_factor)
+        over = self.rounds_close.over_select
+        require(not over or self.tolerate_failures, "rounds_close.over_select", "0 without run.tolerate_failures", over)
 
     def cohort_size(self, clients: int) -> int:
         """How many of the clients are drawn each round."""
-        return max(1, int(self.cohort_fraction * clients + 1e-9))  # so that 0.29 of 100 is 29
+        needed = max(1, int(self.cohort_fraction * clients + 1e-9))  # so that 0.29 of 100 is 29
+        return min(clients, math.ceil(needed * (1 + self.rounds_close.over_select) - 1e-9))
+
+    def needed(self, clients: int) -> int:
+        """How many of so many clients must be there: the quorum, or all if failures are not tolerated."""
+        return min(self.rounds_close.quorum, clients) if self.tolerate_failures else clients
+
+    def cohort(self, ids: Sequence[ClientId], number: int) -> list[ClientId]:
+        """A round's clients of these: uniform without replacement, the same for every method under one seed."""
+        order = torch.randperm(len(ids), generator=fold_in(self.seed, "cohort", number).generator())
+        return sorted(ids[index] for index in order[: self.cohort_size(len(ids))].tolist())
+
+    def course(self, fleet: Fleet) -> Course:
+        """A run's course by its twin's clock, from the start."""
+        twin, close = self.twin or Twin(), self.rounds_close
+        closing = Closing(close.deadline_s, close.quorum, close.over_select)
+        return Course(fleet, closing, twin.starts_at, twin.server_gflops)
 
 
 TABLES: Mapping[str, type[Any]] = {"federation": FederationConfig, "run": RunConfig}

@@ -24,6 +24,7 @@ from potluck.flower.server.nodes import ABSENT, Nodes, longest
 from potluck.flower.server.pulling import Pulling
 from potluck.flower.wire.envelope import packed_payload, unwrap, wrap
 from potluck.flower.wire.schemas import from_job, to_outcome
+from potluck.twin.course import Closing
 
 log = logging.getLogger(__name__)
 _WATCH_EVERY = 5.0  # seconds between checks for restarted nodes
@@ -120,6 +121,8 @@ class _Exchange:
         self._host = host
         self._largest = largest
         self._quorum = min(close.quorum, len(tasks))
+        self._over_select = close.over_select
+        self._enough = len(tasks)
         self._late = late
         self._answers = 0
         self._longest = longest(close)
@@ -135,7 +138,10 @@ class _Exchange:
 
     def _push(self, jobs: Mapping[int, Job], header: Mapping[str, Any], most_bytes: Mapping[int, int | None]) -> None:
         """Push jobs with the same payload."""
-        payload = packed_payload(next(iter(jobs.values())).payload)
+        first = next(iter(jobs.values()))
+        if isinstance(first, Call):  # an evaluation is of all
+            self._enough = Closing(over_select=self._over_select).enough(len(self._tasks))
+        payload = packed_payload(first.payload)
         going: list[tuple[int, Job]] = []
         busy = self._late.clients()
         messages: list[Message] = []
@@ -188,8 +194,10 @@ class _Exchange:
         return min(now + _WATCH_EVERY, self._deadline if now < self._deadline else self._began + self._longest)
 
     def _may_close(self) -> bool:
-        """Whether the deadline has passed, and a quorum has answered or cannot answer any more."""
+        """Whether enough have answered; or the deadline has passed, and a quorum has, or cannot any more."""
         now = time.monotonic()
+        if self._answers >= self._enough:
+            return True
         decided = not 0 < self._quorum - self._answers <= len(self._out)
         return now >= self._began + self._longest or (now >= self._deadline and decided)
 

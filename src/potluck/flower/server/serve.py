@@ -179,7 +179,7 @@ class _Meeting:
             NodesMissing: too few take part.
         """
         run, count = self.experiment.run, self.experiment.federation.clients
-        needed, until = _needed(run, count), time.monotonic() + (run.rounds_close.patience_s or math.inf)
+        needed, until = run.needed(count), time.monotonic() + (run.rounds_close.patience_s or math.inf)
         while len(self.met) < needed:
             silent = self._meet(wait_for_nodes(self.grid, count, needed, run.rounds_close, self.say), count, needed)
             if len(self.met) < needed and (not silent or time.monotonic() >= until):
@@ -361,15 +361,10 @@ def _again(grid: Grid, place: Path, run: RunConfig, say: Callable[[str], None]) 
     """Those that a run began with; of them a quorum is there."""
     met = _Met.read(place)
     wanted = set(met.names.values())
-    here = wait_for_nodes(grid, wanted, _needed(run, len(wanted)), run.rounds_close, say)
+    here = wait_for_nodes(grid, wanted, run.needed(len(wanted)), run.rounds_close, say)
     if away := sorted(wanted - set(here)):
         say(f"continuing without {', '.join(away)}, which may come later")
     return met
-
-
-def _needed(run: RunConfig, clients: int) -> int:
-    """How many nodes must be there for a run to begin."""
-    return min(run.rounds_close.quorum, clients) if run.tolerate_failures else clients
 
 
 class _Saying(logging.Handler):

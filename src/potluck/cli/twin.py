@@ -1,0 +1,195 @@
+"""`potluck twin`: how long federations take on devices, foreseen, or timed from what their runs have counted."""
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice, takewhile
+from pathlib import Path
+from statistics import median
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from potluck.analysis.read import StoredRun, costs, course, find_runs, read_run
+from potluck.cli.terminal import duration
+from potluck.core.federation import ClientId
+from potluck.core.ground.errors import ConfigError
+from potluck.core.ground.rng import fold_in
+from potluck.experiment.federation.suitability import federation_of
+from potluck.experiment.running.foresee import Foreseen, foresee
+from potluck.experiment.settings.presets import experiment_for
+from potluck.experiment.settings.schema import Experiment
+from potluck.experiment.settings.strict import typed
+from potluck.twin.course import Closing, Course, Part
+from potluck.twin.devices import Device, Fleet, Twin, read_devices
+from potluck.twin.simulate import Load, Summary, Timed, doubted, simulate, summed
+
+_TRIES = 20  # of a simulation whose devices are doubted
+_HOUR = 3600.0
+_CAPTION = (
+    "a round: the median one; counted: of all parts of clients in exchanges, those whose replies count; waiting: of the"
+    " time of devices at work, the share in which they were done and others were not; dropped: of what devices computed,"
+    " the share that did not count"
+)
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is asked of each federation.
+
+    Attributes:
+        devices: a CSV file of devices, instead of those in the configuration.
+        hours: how long it goes on, instead of for the configuration's rounds.
+        doubt: how wrong speeds may be, as the standard deviation of their logarithm.
+        target: value of the primary metric, whose time a run's row shows.
+    """
+
+    devices: Path | None = None
+    hours: float | None = None
+    doubt: float = 0.0
+    target: float | None = None
+
+
+@dataclass(frozen=True)
+class _Row:
+    name: str
+    found: Summary
+    each: list[float]
+    spread: tuple[float, float] | None = None
+    reached: float | None = None
+
+
+def print_twins(what: Sequence[str], question: Question) -> None:
+    """Print one row for each federation and run.
+
+    Args:
+        what: TOML files, methods, runs and folders of runs; then dotted keys.
+        question: what is asked.
+
+    Raises:
+        ConfigError: no devices are named, or a run was not made for them.
+    """
+    assignments = [word for word in what if "=" in word]
+    named = [word for word in what if "=" not in word]
+    folders = [Path(word) for word in named if Path(word).is_dir()]
+    targets = [word for word in named if not Path(word).is_dir()]
+    if not named:
+        raise ConfigError("twin: name TOML files, methods or runs, such as `potluck twin fedavg --devices devices.csv`")
+    rows = [_of_run(read_run(folder), question) for folder in (find_runs(folders) if folders else ())]
+    rows += [_foreseen(target, assignments, question) for target in targets]
+    _print(rows, question)
+
+
+def _foreseen(target: str, assignments: Sequence[str], question: Question) -> _Row:
+    experiment = experiment_for(target, assignments)
+    devices = _devices(experiment.run.twin, question)
+    federation = federation_of(experiment)
+    known, ids = foresee(experiment, federation), sorted(federation.sites)
+    rounds = list(_simulated(experiment, known, Fleet(devices, ids), question))
+    spread = None
+    if question.doubt:
+        tries = [
+            summed(_simulated(experiment, known, Fleet(doubted(devices, question.doubt, key), ids), question))
+            for key in (fold_in(experiment.run.seed, "doubt", number) for number in range(_TRIES))
+        ]
+        seconds = sorted(_pace(one) for one in tries)
+        spread = seconds[0], seconds[-1]
+    return _Row(target, summed(rounds), [timed.end - timed.start for timed in rounds], spread)
+
+
+def _simulated(experiment: Experiment, known: Foreseen, fleet: Fleet, question: Question) -> Iterator[Timed]:
+    run = experiment.run
+    rounds = simulate(run.course(fleet), known.loads(experiment), run.needed)
+    return islice(rounds, run.rounds) if question.hours is None else _within(rounds, question.hours)
+
+
+def _of_run(run: StoredRun, question: Question) -> _Row:
+    """A finished run, by its own virtual clock or by one for the devices that are named."""
+    rounds = course(run) if question.devices is None else _timed_again(run, _devices(None, question))
+    if not rounds:
+        raise ConfigError(f"{run.folder}: it ran without a twin; name its devices: --devices FILE.csv")
+    if question.hours is not None:
+        rounds = list(_within(rounds, question.hours))
+    name, metric = run.metric.name, run.metric
+    ends = {timed.number: timed.end for timed in rounds}
+    reached = None
+    if question.target is not None:
+        scores = ((record.round, record.value("personal", name)) for record in run.rounds)
+        good = (number for number, score in scores if score is not None and not metric.better(question.target, score))
+        reached = ends.get(next(good, 0), math.inf)
+    return _Row(run.name, summed(rounds), [timed.end - timed.start for timed in rounds], reached=reached)
+
+
+def _timed_again(run: StoredRun, devices: Sequence[Device]) -> list[Timed]:
+    """The rounds of a run whose clients were all heard, as they would be on these devices.
+
+    Raises:
+        ConfigError: devices that come and go, since others would then have been heard; or nothing was counted.
+    """
+    if any(device.available != "always" for device in devices):
+        raise ConfigError(
+            f"{run.folder}: its clients were always there; on devices that come and go it must run again, with"
+            " run.twin.devices"
+        )
+    loads: dict[int, dict[int, dict[ClientId, Part]]] = {}
+    server: dict[int, int] = {}
+    for record in costs(run):
+        exchanges = loads.setdefault(record.round, {})
+        if record.client is None:
+            server[record.round] = record.flops or 0
+        else:
+            part = Part(record.flops, record.bytes_down, record.bytes_up)
+            exchanges.setdefault(record.exchange, {})[record.client] = part
+    if not loads:
+        raise ConfigError(f"{run.folder}: it has no costs.jsonl; an earlier version ran it, or clients elsewhere")
+    work = [Load([by[place] for place in sorted(by)], server.get(number, 0)) for number, by in sorted(loads.items())]
+    everybody = range(run.client_count)
+    return list(simulate(Course(Fleet(devices, everybody), Closing()), work, lambda clients: clients))
+
+
+def _devices(twin: Twin | None, question: Question) -> Sequence[Device]:
+    if question.devices is not None:
+        return [typed(Device, table, "device", str(question.devices)) for table in read_devices(question.devices)]
+    if twin is None:
+        raise ConfigError("twin: found no devices; name a file of them, --devices FILE.csv, or set run.twin.devices")
+    return twin.devices
+
+
+def _within(rounds: Iterable[Timed], hours: float) -> Iterator[Timed]:
+    return takewhile(lambda timed: timed.end <= hours * _HOUR, rounds)
+
+
+def _pace(found: Summary) -> float:
+    """Seconds of a mean round."""
+    return found.seconds / found.rounds if found.rounds else math.inf
+
+
+def _print(rows: Sequence[_Row], question: Question) -> None:
+    table = Table(box=SIMPLE_HEAD, caption=_CAPTION)
+    columns = ["", "rounds", "time", "a round", "counted", "waiting", "dropped", "energy"]
+    doubted_at_all = any(row.spread for row in rows)
+    columns += ["mean round, doubted"] * doubted_at_all
+    columns += ["" if question.target is None else f"until {question.target:g}"] * (question.target is not None)
+    for place, column in enumerate(columns):
+        table.add_column(column, justify="right" if place else "left", overflow="fold")
+    for row in rows:
+        cells = _cells(row)
+        if doubted_at_all:
+            cells.append(" to ".join(map(duration, row.spread)) if row.spread else "")
+        if question.target is not None:
+            known = row.reached is not None and math.isfinite(row.reached)
+            cells.append(duration(row.reached or 0.0) if known else "never" if row.reached else "")
+        table.add_row(*cells)
+    Console().print(table)
+
+
+def _cells(row: _Row) -> list[str]:
+    found = row.found
+    if not found.rounds:
+        return [row.name, "0", *[""] * 6]
+    heard = f"{found.counted / found.asked:.0%}" if found.asked else ""
+    energy = f"{found.joules / 3.6e6:.3g} kWh" if found.joules else ""
+    pace = duration(median(row.each))
+    shares = (f"{found.idle_share:.0%}", f"{found.dropped_share:.0%}")
+    return [row.name, str(found.rounds), duration(found.seconds), pace, heard, *shares, energy]

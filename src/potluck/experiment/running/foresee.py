@@ -1,0 +1,86 @@
+"""What a federation's rounds will take, from two rounds of a few clients."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from potluck.core.federation import ClientId, Federation
+from potluck.engine.executors.sequential import Sequential
+from potluck.engine.rounds.engine import Engine
+from potluck.engine.rounds.report import RoundReport
+from potluck.experiment.settings.schema import Experiment
+from potluck.twin.course import Part
+from potluck.twin.simulate import Load
+
+_LEAST = 2  # clients, since some methods compare them
+
+
+@dataclass(frozen=True)
+class Foreseen:
+    """The rounds of an experiment, as far as they can be told from a few clients.
+
+    What a client computes is taken to grow with its training examples, what is sent to be that of the client that was
+    tried, of the same architecture and capacity. The first round differs from all others, which are alike.
+
+    Attributes:
+        first: what the clients that were tried took in the first round; `later` in the second.
+        like: by client, the one that stands for it, and how many times its examples the client has.
+    """
+
+    first: RoundReport
+    later: RoundReport
+    like: dict[ClientId, tuple[ClientId, float]]
+
+    def load(self, number: int, cohort: list[ClientId]) -> Load:
+        """A round with these clients."""
+        report = self.first if number == 1 else self.later
+        known: dict[int, dict[ClientId, Part]] = {}
+        for work in report.work:
+            if work.client is not None:
+                known.setdefault(work.exchange, {})[work.client] = Part(work.flops, work.bytes_down, work.bytes_up)
+        server = sum(work.flops or 0 for work in report.work if work.client is None)
+        return Load([self._of(cohort, parts) for _, parts in sorted(known.items())], server)
+
+    def loads(self, experiment: Experiment) -> Iterator[Load]:
+        """The rounds of a run, and on for ever."""
+        ids, number = sorted(self.like), 0
+        while True:
+            number += 1
+            yield self.load(number, experiment.run.cohort(ids, number))
+
+    def _of(self, cohort: list[ClientId], parts: dict[ClientId, Part]) -> dict[ClientId, Part]:
+        """The parts of a cohort in an exchange, by those of the clients that stand for it."""
+        found: dict[ClientId, Part] = {}
+        for client in cohort:
+            tried, times = self.like[client]
+            if (part := parts.get(tried)) is not None:
+                flops = None if part.flops is None else round(part.flops * times)
+                found[client] = Part(flops, part.bytes_down, part.bytes_up)
+        return found
+
+
+def foresee(experiment: Experiment, federation: Federation) -> Foreseen:
+    """Run two rounds with one client of each architecture and capacity, the one with the median number of examples.
+
+    Raises:
+        ClientFailure: a client failed.
+        ContractError: the method broke its contract.
+    """
+    groups: dict[tuple[str, float], list[ClientId]] = {}
+    sizes = {client: len(site.train) for client, site in federation.sites.items()}
+    for client, site in sorted(federation.sites.items()):
+        groups.setdefault((site.architecture, site.capacity), []).append(client)
+    tried: list[ClientId] = []
+    like: dict[ClientId, tuple[ClientId, float]] = {}
+    for clients in groups.values():
+        middle = sorted(clients, key=lambda client: (sizes[client], client))[len(clients) // 2]
+        tried.append(middle)
+        like |= {client: (middle, sizes[client] / sizes[middle]) for client in clients}
+    tried += [client for client in sorted(sizes) if client not in tried][: max(0, _LEAST - len(tried))]
+    run = experiment.run
+    engine = Engine(experiment.method, federation, seed=run.seed, executor=Sequential(), computing=run.computing)
+    try:
+        state, first = engine.round(1, engine.start(), tried)
+        _, later = engine.round(2, state, tried)
+    finally:
+        engine.close()
+    return Foreseen(first, later, like)

@@ -1,0 +1,121 @@
+"""A virtual clock for a run: by it clients' devices are slow, away or late, whatever this machine takes."""
+
+import math
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import astuple
+from typing import Any
+
+from potluck.core.federation import ClientId
+from potluck.core.ground.errors import ConfigError
+from potluck.core.message import Message
+from potluck.core.roles import Failure
+from potluck.engine.client.runtime import ClientRuntime, Outcome
+from potluck.engine.client.session import Answer
+from potluck.engine.executors import Executor, Pending
+from potluck.engine.executors.held import Held
+from potluck.engine.rounds.clock import Clock
+from potluck.twin.course import Course, Part, Turn
+
+_WHY = {
+    "late": "its answer would have come after {:.6g} s, when the exchange had closed",
+    "left": "its device left in the middle of its work, after {:.6g} s",
+}
+
+
+class TwinClock(Clock):
+    """The clock of a twin.
+
+    Clients that are not there are not asked. All others work, and then it is seen whose replies count; a client whose
+    reply does not count is as it was before.
+
+    Args:
+        course: the time, and who is at work.
+    """
+
+    virtual = True
+
+    def __init__(self, course: Course) -> None:
+        self._course = course
+        self._turns: list[tuple[int, Turn]] = []
+        self._exchanges = 0
+        self._began = course.now
+
+    def now(self) -> float:
+        """Virtual seconds since the run began."""
+        return self._course.now
+
+    def absent(self, executor: Executor, clients: Collection[ClientId]) -> Mapping[ClientId, str]:
+        """See `Clock`."""
+        return dict.fromkeys(self._course.absent(clients), "its device")
+
+    def wait(self, clients: Collection[ClientId]) -> None:
+        """Go on to the moment at which another one of the clients is there.
+
+        Raises:
+            ConfigError: none ever is.
+        """
+        if self._course.wait(clients) == math.inf:
+            raise ConfigError(f"run.twin.devices: clients {sorted(clients)} are never there")
+
+    def away(self, clients: Collection[ClientId]) -> Mapping[ClientId, str]:
+        """Those whose devices are not there, or still at work on what came too late."""
+        return {client: f"its device {why}" for client, why in self._course.absent(clients).items()}
+
+    def outcomes(
+        self,
+        executor: Executor,
+        host: ClientRuntime,
+        tasks: Mapping[ClientId, Pending],
+        away: Mapping[ClientId, str],
+        handler: str,
+        bytes_down: Mapping[ClientId, int],
+    ) -> Iterator[Outcome]:
+        """See `Clock`; all replies are held until it is known when the exchange closes, beyond a cap in files."""
+        held, parts = Held(), dict.fromkeys(away, Part(0, 0, 0))
+        for place, outcome in enumerate(executor.run(host, list(tasks.values()))):
+            parts[outcome.client] = _part(outcome, bytes_down[outcome.client])
+            held[place] = outcome
+        turns = {turn.client: turn for turn in self._course.exchange(parts)}
+        self._exchanges += 1
+        self._turns += [(self._exchanges, turn) for turn in turns.values()]
+        places = {client: place for place, client in enumerate(tasks)}
+        for client, turn in turns.items():
+            if client in away:
+                yield Failure(client, handler, away[client], kind="absence")
+                continue
+            outcome = held.pop(places[client])
+            if turn.fate in _WHY:
+                kind = "absence" if turn.fate == "left" else "error"
+                why = _WHY[turn.fate].format(turn.finish - turn.start)
+                outcome = Failure(client, handler, why, unheard=True, kind=kind)
+            yield outcome
+
+    def serve(self, flops: int) -> None:
+        """Let the server take its time."""
+        self._course.serve(flops)
+
+    def take(self, number: int) -> dict[str, Any]:
+        """The record of a round that ends now, from which a later process can go on; begins the next round."""
+        turns = [[exchange, *astuple(turn)] for exchange, turn in self._turns]
+        found = {"round": number, "start": self._began, "end": self._course.now, "turns": turns, **self._course.state()}
+        self._begin()
+        return found
+
+    def go_on(self, record: Mapping[str, Any] | None) -> None:
+        """Go on after the round of this record; from the start, if there is none."""
+        self._course.go_on(record or {"now": 0.0, "busy": {}})
+        self._begin()
+
+    def _begin(self) -> None:
+        self._turns, self._exchanges, self._began = [], 0, self._course.now
+
+
+def _part(outcome: Outcome, bytes_down: int) -> Part:
+    """What an outcome took its client."""
+    if not isinstance(outcome, Answer):
+        return Part(None, bytes_down, 0)
+    try:
+        sizes = Message.decode(outcome.payload, views=True).sizes()
+    except Exception:  # it is refused later
+        sizes = {}
+    return Part(outcome.cost.flops if outcome.cost else 0, bytes_down, sum(sizes.values()))

@@ -1,0 +1,152 @@
+"""The course of many rounds without training: what each client's part takes is known or foreseen."""
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from potluck.core.federation import ClientId
+from potluck.core.ground.rng import Key
+from potluck.twin.course import Course, Part, Turn
+from potluck.twin.devices import Device
+
+
+@dataclass(frozen=True)
+class Load:
+    """What a round takes.
+
+    Attributes:
+        exchanges: of each, the parts of the clients that are asked.
+        server: floating-point operations of the server.
+    """
+
+    exchanges: Sequence[Mapping[ClientId, Part]]
+    server: int = 0
+
+
+@dataclass(frozen=True)
+class Timed:
+    """A round by a virtual clock: when it began and ended, in seconds, and the clients' turns in each exchange."""
+
+    number: int
+    start: float
+    end: float
+    turns: tuple[tuple[int, Turn], ...]
+
+    @classmethod
+    def of(cls, record: Mapping[str, Any]) -> "Timed":
+        """The round of a line of `twin.jsonl`."""
+        turns = tuple((exchange, Turn(*turn)) for exchange, *turn in record["turns"])
+        return cls(record["round"], record["start"], record["end"], turns)
+
+
+def simulate(course: Course, loads: Iterable[Load], needed: Callable[[int], int]) -> Iterator[Timed]:
+    """The rounds one after the other, as a run with a twin has them.
+
+    Args:
+        course: the clock at its start.
+        loads: of each round; the clients of the first exchange are its cohort.
+        needed: how many of so many clients must be there before a round begins.
+    """
+    for number, load in enumerate(loads, start=1):
+        start, turns = course.now, list[tuple[int, Turn]]()
+        cohort = list(load.exchanges[0]) if load.exchanges else []
+        while len(cohort) - len(course.absent(cohort)) < needed(len(cohort)):
+            if course.wait(cohort) == math.inf:
+                return
+        lost = set[ClientId]()
+        for place, parts in enumerate(load.exchanges, start=1):
+            found = course.exchange({client: part for client, part in parts.items() if client not in lost})
+            lost |= {turn.client for turn in found if turn.fate != "counted"}
+            turns += [(place, turn) for turn in found]
+        course.serve(load.server)
+        yield Timed(number, start, course.now, tuple(turns))
+
+
+@dataclass
+class Summary:
+    """What some rounds come to.
+
+    Attributes:
+        rounds: how many.
+        seconds: from the beginning of the first to the end of the last.
+        asked: parts of clients in exchanges.
+        counted: those whose replies count.
+        computing: seconds that devices have computed.
+        dropped: those of them whose results do not count.
+        idle: seconds in which devices had been asked, were done, and others were not.
+        open: seconds of exchanges, times the devices that were asked and there.
+        joules: that devices have taken.
+    """
+
+    rounds: int = 0
+    seconds: float = 0.0
+    asked: int = 0
+    counted: int = 0
+    computing: float = 0.0
+    dropped: float = 0.0
+    idle: float = 0.0
+    open: float = 0.0
+    joules: float = 0.0
+
+    def add(self, timed: Timed) -> None:
+        """Add a round."""
+        self.rounds += 1
+        self.seconds += timed.end - timed.start
+        by_exchange: dict[int, list[Turn]] = {}
+        for place, turn in timed.turns:
+            by_exchange.setdefault(place, []).append(turn)
+        for turns in by_exchange.values():
+            self._add(turns)
+
+    def _add(self, turns: Sequence[Turn]) -> None:
+        there = [turn for turn in turns if turn.fate != "absent"]
+        close = max((turn.finish for turn in turns if turn.fate == "counted"), default=None)
+        self.asked += len(turns)
+        self.counted += sum(turn.fate == "counted" for turn in turns)
+        self.computing += sum(turn.computing for turn in there)
+        self.dropped += sum(turn.computing for turn in there if turn.fate != "counted")
+        self.joules += sum(turn.joules for turn in there)
+        if close is not None:
+            self.open += sum(close - turn.start for turn in there)
+            self.idle += sum(max(0.0, close - turn.finish) for turn in there)
+
+    @property
+    def idle_share(self) -> float:
+        """Of the time in which exchanges were open, the share that devices waited for others."""
+        return self.idle / self.open if self.open else 0.0
+
+    @property
+    def dropped_share(self) -> float:
+        """Of what devices computed, the share that did not count."""
+        return self.dropped / self.computing if self.computing else 0.0
+
+
+def summed(rounds: Iterable[Timed], within: float = math.inf) -> Summary:
+    """The summary of the rounds that end within so many seconds."""
+    found = Summary()
+    for timed in rounds:
+        if timed.end > within:
+            break
+        found.add(timed)
+    return found
+
+
+def doubted(devices: Sequence[Device], doubt: float, key: Key) -> list[Device]:
+    """The devices, each as fast as it could be if what is said of it were wrong.
+
+    Speed and bandwidth are multiplied by a factor of their own, whose logarithm is normal with a standard deviation of
+    `doubt`.
+    """
+    draws = torch.randn(len(devices), 3, generator=key.generator(), dtype=torch.float64).mul(doubt).exp().tolist()
+    return [
+        replace(
+            device,
+            gflops=device.gflops * speed,
+            down_mbit=None if device.down_mbit is None else device.down_mbit * down,
+            up_mbit=None if device.up_mbit is None else device.up_mbit * up,
+        )
+        for device, (speed, down, up) in zip(devices, draws, strict=True)
+    ]
