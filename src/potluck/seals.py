@@ -94,8 +94,15 @@ def what_matters(settings: SettingsTree) -> SettingsTree:
 
 
 def in_json(settings: SettingsTree) -> SettingsTree:
-    """A copy of the tables in JSON's types."""
-    return json.loads(json.dumps(settings, default=lambda value: type(value).__name__))
+    """A copy of the tables in JSON's types; tables in lists are without what is not set, as in a configuration."""
+    return _without_none_in_lists(json.loads(json.dumps(settings, default=lambda value: type(value).__name__)))
+
+
+def _without_none_in_lists(node: Any, in_list: bool = False) -> Any:
+    if isinstance(node, dict):
+        named = {key: _without_none_in_lists(value, in_list) for key, value in node.items()}
+        return {key: value for key, value in named.items() if not (in_list and value is None)}
+    return [_without_none_in_lists(value, True) for value in node] if isinstance(node, list) else node
 
 
 def differences(before: SettingsTree, now: SettingsTree, where: str = "") -> dict[str, tuple[Any, Any]]:

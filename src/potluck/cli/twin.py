@@ -27,10 +27,11 @@ from potluck.twin.simulate import Load, Summary, Timed, doubted, simulate, summe
 
 _TRIES = 20  # of a simulation whose devices are doubted
 _HOUR = 3600.0
+_FILE_WIDTH = 160  # characters of a line without a terminal
 _CAPTION = (
-    "a round: the median one; counted: of all parts of clients in exchanges, those whose replies count; waiting: of the"
-    " time of devices at work, the share in which they were done and others were not; dropped: of what devices computed,"
-    " the share that did not count"
+    "a round: the median one; counted: the share of what clients were asked for that counts; waiting: of the time of"
+    " devices that were asked, the share in which they were done and others were not; dropped: of what devices computed"
+    " the share that does not count"
 )
 
 
@@ -106,7 +107,7 @@ def _simulated(experiment: Experiment, known: Foreseen, fleet: Fleet, question: 
 
 def _of_run(run: StoredRun, question: Question) -> _Row:
     """A finished run, by its own virtual clock or by one for the devices that are named."""
-    rounds = course(run) if question.devices is None else _timed_again(run, _devices(None, question))
+    rounds = course(run) if question.devices is None else timed_again(run, _devices(None, question))
     if not rounds:
         raise ConfigError(f"{run.folder}: it ran without a twin; name its devices: --devices FILE.csv")
     if question.hours is not None:
@@ -121,7 +122,7 @@ def _of_run(run: StoredRun, question: Question) -> _Row:
     return _Row(run.name, summed(rounds), [timed.end - timed.start for timed in rounds], reached=reached)
 
 
-def _timed_again(run: StoredRun, devices: Sequence[Device]) -> list[Timed]:
+def timed_again(run: StoredRun, devices: Sequence[Device]) -> list[Timed]:
     """The rounds of a run whose clients were all heard, as they would be on these devices.
 
     Raises:
@@ -181,7 +182,10 @@ def _print(rows: Sequence[_Row], question: Question) -> None:
             known = row.reached is not None and math.isfinite(row.reached)
             cells.append(duration(row.reached or 0.0) if known else "never" if row.reached else "")
         table.add_row(*cells)
-    Console().print(table)
+    console = Console()
+    if not console.is_terminal:
+        console.width = _FILE_WIDTH
+    console.print(table)
 
 
 def _cells(row: _Row) -> list[str]:
