@@ -51,7 +51,7 @@ TITLES_OF_A_CLIENT: Mapping[Measure, str] = {
 MAIN_MEASURES: tuple[Measure, ...] = ("personal", "common", "global")
 """Those that tables and summaries show where there is room for a few."""
 
-_NO_MATTER = ("seed", "rounds", "executor", "workers", "track", "rounds_close")
+_NO_MATTER = ("seed", "rounds", "executor", "workers", "track", "rounds_close", "budgets")
 """Settings of a run that do not make it another experiment. Of `rounds_close` a quorum above 1 and over-selecting do,
 and all of it in a run with a twin."""
 

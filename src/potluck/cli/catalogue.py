@@ -23,6 +23,7 @@ from potluck.core.tasks.own_metrics import own_metric
 from potluck.data.dataset import Description
 from potluck.data.datasets import describe, list_datasets
 from potluck.data.partition import get_partition, list_partitions
+from potluck.experiment.budgets.devices import get_device, list_devices
 from potluck.experiment.federation.needs import needs_of
 from potluck.experiment.federation.parts import part_of
 from potluck.experiment.folder.folder import open_folder, run_digest
@@ -38,6 +39,7 @@ _LISTS: dict[str, Callable[[], list[str]]] = {
     "datasets": list_datasets,
     "partitions": list_partitions,
     "tasks": lambda: list(TASKS),
+    "devices": list_devices,
 }
 
 
@@ -106,6 +108,8 @@ def print_details(name: str, *, digest: bool) -> None:
     elif name in TASKS:
         _print_class(console, type(TASKS[name]), "federation.task", {"name": name})
         console.print(f"metrics: {', '.join(metric.label for metric in TASKS[name].metrics)}", markup=False)
+    elif name in list_devices():
+        _print_device(console, name)
     elif named_file(name):
         part, kind = part_of(name)
         if kind == "method":
@@ -243,9 +247,19 @@ def _first_line(kind: str, name: str) -> str:
         return (inspect.getdoc(get_partition(name)) or "").split("\n")[0]
     if kind == "datasets":
         return dataset_line(describe(name))
+    if kind == "devices":
+        return get_device(name).line
     if kind == "tasks":
         return (inspect.getdoc(type(TASKS[name])) or "").split("\n")[0]
     return (inspect.getdoc(get_model(name)) or "").split("\n")[0]
+
+
+def _print_device(console: Console, name: str) -> None:
+    """A class of devices, each of its numbers with its source."""
+    device = get_device(name)
+    console.print(f"{name}: {device.shows}", markup=False, soft_wrap=True)
+    for key, source in device.sources.items():
+        console.print(f"  {key:<11}{getattr(device, key):>9g}  {source}", markup=False, soft_wrap=True)
 
 
 def dataset_line(description: Description) -> str:

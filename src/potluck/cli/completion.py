@@ -86,7 +86,7 @@ def of_recipes(context: typer.Context, incomplete: str) -> list[str]:
 
 def of_kinds(context: typer.Context, incomplete: str) -> list[str]:
     """For `potluck list`."""
-    return _matching(["methods", "models", "datasets", "partitions", "tasks"], incomplete)
+    return _matching(["methods", "models", "datasets", "partitions", "tasks", "devices"], incomplete)
 
 
 def of_inspected(context: typer.Context, incomplete: str) -> list[str]:

@@ -11,6 +11,7 @@ from rich.table import Table
 from torch import nn
 
 from potluck.core.ground.errors import ConfigError
+from potluck.experiment.budgets.quantities import BYTE_UNITS, amount
 from potluck.methods.fedepth import linked
 from potluck.models import get_model
 from potluck.models.contract import StagedNet
@@ -18,8 +19,6 @@ from potluck.parts.memory import BATCH_SIZE, SCENARIOS, SLACK, MemoryModel, Piec
 
 COPIES = {"none": 1, "sgd": 2, "momentum": 3, "adam": 4}
 """Copies of each parameter in memory: itself; its gradient; the state of SGD with momentum and of Adam."""
-
-BYTE_UNITS = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 
 
 @dataclass(frozen=True)
@@ -96,8 +95,7 @@ def bytes_of(text: str) -> int:
     Raises:
         ConfigError: the text is not a positive number with a known unit.
     """
-    found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([A-Za-z]+)", text)
-    count = int(float(found[1]) * BYTE_UNITS[found[2]]) if found and found[2] in BYTE_UNITS else 0
+    count = int(amount(text, BYTE_UNITS) or 0)
     if count < 1:
         raise ConfigError(
             f"budget {text!r}; expected a number and a unit, such as 32MiB or 1.5GB (units: {', '.join(BYTE_UNITS)}),"

@@ -12,13 +12,14 @@ def list_things(
     kind: Annotated[
         str | None,
         typer.Argument(
-            help="methods, models, datasets, partitions or tasks. Default: all.", autocompletion=completion.of_kinds
+            help="methods, models, datasets, partitions, tasks or devices. Default: all.",
+            autocompletion=completion.of_kinds,
         ),
     ] = None,
     pattern: Annotated[str, typer.Argument(help="Shell-style, such as 'fed*'.")] = "*",
     long: Annotated[bool, typer.Option("--long", help="Whole lines, and what each method needs and sends.")] = False,
 ) -> None:
-    """List the methods, models, data sets and partitions that a configuration can name."""
+    """List the methods, models, data sets and partitions that a configuration can name, and devices of budgets."""
     from potluck.cli.catalogue import print_lists
 
     print_lists(kind, pattern, long=long)
@@ -28,7 +29,7 @@ def show(
     name: Annotated[
         str,
         typer.Argument(
-            help="A method, model, data set, partition or task; run or federation; FILE.py:NAME; a run's folder.",
+            help="A method, model, data set, partition, task or device; run or federation; FILE.py:NAME; a run's folder.",
             autocompletion=completion.of_names,
         ),
     ],

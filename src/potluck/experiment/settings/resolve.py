@@ -21,6 +21,7 @@ from potluck.data.partition import get_partition
 from potluck.data.tables.columns import Columns
 from potluck.data.tables.tokenizer import vocabulary_of
 from potluck.data.tables.tokens import BYTES
+from potluck.experiment.settings.budget import check_budgets
 from potluck.experiment.settings.schema import TABLES, Experiment, FederationConfig, ModelSpec, RunConfig
 from potluck.experiment.settings.strict import check_keys, typed
 from potluck.experiment.settings.tables import Tree
@@ -52,6 +53,7 @@ def resolve(tree: Tree, source: str = "configuration") -> Experiment:
     federation = typed(FederationConfig, federation_tree, "federation", source)
     cohort, quorum = run.cohort_size(federation.clients), run.rounds_close.quorum
     require(quorum <= cohort, f"{source}: run.rounds_close.quorum", f"at most the {cohort} of a cohort", quorum)
+    check_budgets(run.budgets or (), federation.clients, f"{source}: run.budgets")
     task = _task(federation, source)
     if task is not None and not task.has_labels and "partition" not in federation_tree:
         federation = dataclasses.replace(federation, partition={"name": "iid"})

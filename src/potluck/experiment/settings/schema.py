@@ -23,6 +23,7 @@ from potluck.data.tables.columns import Columns
 from potluck.engine.executors.choice import ExecutorName
 from potluck.engine.numerics.numerics import PLAIN, Numerics
 from potluck.engine.rounds.engine import OnDivergence
+from potluck.experiment.settings.budget import Budget
 from potluck.experiment.settings.tables import Tree, without_none
 from potluck.experiment.watching.trackers.names import TrackerName
 from potluck.models.fitting import FeatureFit, FitKind
@@ -190,6 +191,8 @@ class RunConfig(Checked):
         track: where each round's numbers go besides the run's folder: "tensorboard", "mlflow", "wandb" or "trackio", or
             several of them. Each needs the extra of its name: `pip install 'potluck[tensorboard]'`.
         twin: devices that the clients have, by a virtual clock beside the run. None has every client there and in time.
+        budgets: what clients' devices can do, as `potluck plan --budgets` writes it: the run says of each client whether
+            a round took more. Only one process, or workers that do not stack, can measure it.
     """
 
     rounds: _Count = 20
@@ -210,6 +213,7 @@ class RunConfig(Checked):
     outlier_factor: Annotated[float, at_least(0)] | None = None
     track: TrackerName | tuple[TrackerName, ...] = ()
     twin: Twin | None = None
+    budgets: tuple[Budget, ...] | None = None
 
     def __post_init__(self) -> None:
         alone = self.threads == 1 or self.executor != "workers"
