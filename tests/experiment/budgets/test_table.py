@@ -72,7 +72,7 @@ def test_rows_are_for_several_clients_or_number_theirs(table):
     ],
 )
 def test_what_cannot_be_read_is_named_with_its_place(table, lines, says):
-    with pytest.raises(ConfigError, match="budgets.csv") as refused:
+    with pytest.raises(ConfigError, match=r"budgets\.csv") as refused:
         table(*lines, clients=1)
     assert says in str(refused.value)
     assert "\n" not in str(refused.value)

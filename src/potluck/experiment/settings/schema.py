@@ -191,8 +191,8 @@ class RunConfig(Checked):
         track: where each round's numbers go besides the run's folder: "tensorboard", "mlflow", "wandb" or "trackio", or
             several of them. Each needs the extra of its name: `pip install 'potluck[tensorboard]'`.
         twin: devices that the clients have, by a virtual clock beside the run. None has every client there and in time.
-        budgets: what clients' devices can do, as `potluck plan --budgets` writes it: the run says of each client whether
-            a round took more. Only one process, or workers that do not stack, can measure it.
+        budgets: what clients' devices can do, as `potluck plan --budgets` writes it: the run says of each client
+            whether a round took more. One process, or workers, can measure it, and stacked clients cannot.
     """
 
     rounds: _Count = 20
