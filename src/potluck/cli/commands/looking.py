@@ -1,11 +1,14 @@
 """Commands that look at parts and federations, or begin a part: `list`, `show`, `check`, `inspect`, `plan`, `new`."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from potluck.cli import completion
 from potluck.cli.commands.shared import OverridesArgument, TargetArgument, told_apart
+
+_OF_A_MODEL = (10, "3x32x32", 32, "none")  # what `plan` takes of classes, shape, batches and optimiser
 
 
 def list_things(
@@ -29,7 +32,7 @@ def show(
     name: Annotated[
         str,
         typer.Argument(
-            help="A method, model, data set, partition, task or device; run or federation; FILE.py:NAME; a run's folder.",
+            help="A method, model, data set, partition, task, device; run or federation; FILE.py:NAME; a run's folder.",
             autocompletion=completion.of_names,
         ),
     ],
@@ -99,20 +102,40 @@ def inspect(
 
 def plan(
     model: Annotated[
-        str, typer.Argument(help="A model of `potluck list models`.", autocompletion=completion.of_models)
+        str,
+        typer.Argument(
+            help="A model of `potluck list models`; with --budgets a TOML file or a method's name.",
+            autocompletion=completion.of_models,
+        ),
     ],
     budgets: Annotated[
         list[str] | None,
-        typer.Argument(help="Such as 32MiB, 1/6 of the whole, or lack, surplus.", show_default="fair"),
+        typer.Argument(
+            help="Such as 32MiB, 1/6 of the whole, or lack, surplus; with --budgets dotted keys.", show_default="fair"
+        ),
     ] = None,
-    classes: Annotated[int, typer.Option(help="Classes of the task.")] = 10,
-    shape: Annotated[str, typer.Option(help="Of one input.")] = "3x32x32",
-    batch_size: Annotated[int, typer.Option(help="Examples a step.")] = 32,
+    table: Annotated[
+        Path | None,
+        typer.Option("--budgets", help="A .csv of what clients' devices can do: assigns each the largest that fits."),
+    ] = None,
+    to: Annotated[Path | None, typer.Option(help="With --budgets: a .toml for what was assigned, to be run.")] = None,
+    rounds: Annotated[int, typer.Option(help="With --budgets: how many are measured.", min=1)] = 2,
+    classes: Annotated[int, typer.Option(help="Classes of the task.")] = _OF_A_MODEL[0],
+    shape: Annotated[str, typer.Option(help="Of one input.")] = _OF_A_MODEL[1],
+    batch_size: Annotated[int, typer.Option(help="Examples a step.")] = _OF_A_MODEL[2],
     optimizer: Annotated[
         str, typer.Option(help="adam, momentum or sgd, whose state a run's own estimate counts; none: as in the paper.")
-    ] = "none",
+    ] = _OF_A_MODEL[3],
 ) -> None:
-    """Show into which pieces FeDepth cuts a model for given memory budgets, and what each piece takes."""
+    """Show FeDepth's pieces of a model for memory budgets; or assign each client what its device can train."""
+    if table is not None:
+        _check_alone(classes, shape, batch_size, optimizer)
+        from potluck.cli.assigning import print_assignment
+
+        print_assignment(model, budgets or [], table, to, rounds)
+        return
+    if to is not None or model.endswith(".toml"):
+        raise typer.BadParameter("a federation is planned by a table of its devices; expected --budgets FILE.csv")
     from potluck.cli.plan import parsed_shape, print_plan
 
     print_plan(
@@ -123,6 +146,13 @@ def plan(
         batch_size=batch_size,
         optimizer=optimizer,
     )
+
+
+def _check_alone(*given: object) -> None:
+    """Check that options of a model are left out where a federation says what they would."""
+    for option, value, usual in zip(("classes", "shape", "batch-size", "optimizer"), given, _OF_A_MODEL, strict=True):
+        if value != usual:
+            raise typer.BadParameter(f"--{option} is of a model; with --budgets the federation says it")
 
 
 def new(

@@ -10,6 +10,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from multiprocessing.connection import Connection
 from typing import NoReturn
 
@@ -34,7 +35,7 @@ def serve(channel: Connection) -> None:
     while True:
         asked: Asked = hear(channel)
         if not (child := os.fork()):
-            _end(lambda: be_client(channel, asked))
+            _end(partial(be_client, channel, asked))
         _, status = os.waitpid(child, 0)
         tell(channel, ("ended", os.waitstatus_to_exitcode(status)))
 

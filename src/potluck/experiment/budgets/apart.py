@@ -37,7 +37,7 @@ class KilledError(Exception):
 
 @dataclass(frozen=True)
 class Asked:
-    """What a client's process is told before anything counts: the experiment's tables, and what its networks are for."""
+    """What a client's process is told before anything counts: the experiment, and what its networks are for."""
 
     tree: Mapping[str, Any]
     num_classes: int

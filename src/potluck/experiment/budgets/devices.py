@@ -45,10 +45,9 @@ class Device(Checked):
 def _devices() -> dict[str, Device]:
     tree = tomllib.loads((files(__package__ or "") / _FILE).read_text(encoding="utf-8"))
     shared = tree.pop("sources")
-    return {
-        name: Device(**{**table, "sources": {key: shared.get(text, text) for key, text in table["sources"].items()}})
-        for name, table in tree.items()
-    }
+    for table in tree.values():
+        table["sources"] = {key: shared.get(text, text) for key, text in table["sources"].items()}
+    return {name: Device(**table) for name, table in tree.items()}
 
 
 def list_devices() -> list[str]:

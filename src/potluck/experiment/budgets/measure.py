@@ -76,12 +76,8 @@ class Bench:
 
     @cached_property
     def federation(self) -> Federation:
-        """As the experiment has it.
-
-        Raises:
-            ConfigError: it lacks what the method needs.
-        """
-        return assemble(self.experiment).federation
+        """As the experiment has it; whether the method can run in it is asked once models are assigned."""
+        return assemble(self.experiment, checked=True).federation
 
     @cached_property
     def candidates(self) -> list[Candidate]:

@@ -47,8 +47,8 @@ def read_budgets(path: Path, clients: int) -> tuple[Budget, ...]:
     if without:
         raise ConfigError(
             f"{path}: no budget for client{'s' * (len(without) > 1)} {', '.join(map(str, without[:10]))}"
-            f"{', ...' * (len(without) > 10)}; the federation has {clients}: expected a row for each, or `clients` = how"
-            " many a row is for"
+            f"{', ...' * (len(without) > 10)}; the federation has {clients}: expected a row for each, or `clients`,"
+            " how many a row is for"
         )
     return tuple(found)
 
