@@ -23,6 +23,7 @@ ROUNDS, CLIENTS, COSTS, TIMINGS = "rounds.jsonl", "clients.jsonl", "costs.jsonl"
 RELEASES, TWIN = "releases.json", "twin.jsonl"
 PROGRESS, TRACKED = "progress.json", "trackers.json"
 PARTITION, BY_CLASS = "partition.json", "classes.json"
+BUDGETS = "budgets.json"
 CHECKPOINT, LAST, BEST = "checkpoint", "last.json", "best.json"
 
 CHECKPOINT_SCHEMA = 3

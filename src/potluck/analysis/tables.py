@@ -4,18 +4,20 @@ Values are those of a run's primary metric; accuracies are shares between 0 and 
 together, training messages only.
 """
 
+import json
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from pathlib import Path
 from statistics import fmean, stdev
 
 from potluck.analysis.groups import group
 from potluck.analysis.names import labels
 from potluck.analysis.read import StoredRun, chosen, last
 from potluck.core.ground.errors import CheckpointError, ConfigError, nearest
-from potluck.records import Measure, Metric, RoundRecord
+from potluck.records import BUDGETS, Measure, Metric, RoundRecord
 
 BYTES_PER_MEGABYTE = 10**6
 
@@ -311,8 +313,17 @@ def traffic_table(runs: Sequence[StoredRun]) -> list[TrafficRow]:
 
 
 def warnings_of(runs: Sequence[StoredRun]) -> list[str]:
-    """What runs began with a warning of, such as clients that share nothing with anybody; each line once."""
-    return list(dict.fromkeys(line for run in runs for line in run.manifest.get("cautions") or ()))
+    """What runs warn of, such as clients that share nothing, or exceed their budgets; each line once."""
+    found = [line for run in runs for line in (*(run.manifest.get("cautions") or ()), *_of_budgets(run.folder))]
+    return list(dict.fromkeys(found))
+
+
+def _of_budgets(folder: Path) -> list[str]:
+    """What a run found of its clients' budgets; nothing if it has none, or the file is damaged."""
+    try:
+        return list(json.loads((folder / BUDGETS).read_text(encoding="utf-8"))["lines"])
+    except (OSError, ValueError, LookupError, TypeError):
+        return []
 
 
 def note_table(runs: Sequence[StoredRun]) -> list[NoteRow]:

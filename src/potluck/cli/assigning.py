@@ -13,7 +13,8 @@ from potluck.cli import stages
 from potluck.cli.terminal import console_on
 from potluck.core.ground.errors import ConfigError
 from potluck.engine.disk.files import write_atomically
-from potluck.experiment.budgets.assign import Assigned, assign, assigned_experiment, download, limits, named
+from potluck.experiment.budgets.assign import Assigned, assign, assigned_experiment
+from potluck.experiment.budgets.limits import download, limits, named
 from potluck.experiment.budgets.measure import Bench
 from potluck.experiment.budgets.table import read_budgets
 from potluck.experiment.settings.presets import experiment_for

@@ -3,9 +3,9 @@ from types import SimpleNamespace
 import pytest
 
 from potluck.core.ground.errors import ConfigError
-from potluck.experiment.budgets.assign import assign, limits, seconds_on
+from potluck.experiment.budgets.assign import assign
 from potluck.experiment.budgets.candidates import Candidate
-from potluck.experiment.budgets.measure import Taken
+from potluck.experiment.budgets.limits import Taken, limits, seconds_on
 from potluck.experiment.settings.budget import Budget
 from potluck.experiment.settings.schema import ModelSpec
 

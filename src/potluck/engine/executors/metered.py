@@ -1,17 +1,22 @@
 """Clients' calls with what they take: memory, processor time, and bytes of messages."""
 
+import os
 import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 
 import torch
 from torch import nn
 
+from potluck.core.federation import ClientId
 from potluck.core.ground.rng import Key, isolated
 from potluck.core.message import Message
 from potluck.core.nets.weights import weights_of
-from potluck.engine.client.runtime import ClientRuntime, Outcome
+from potluck.engine.client.runtime import ClientRuntime, Job, Outcome
 from potluck.engine.client.session import Answer, Call
+from potluck.engine.executors import Executor, Inner, Pending
 from potluck.engine.executors.workers import import_optimizers
+from potluck.engine.numerics.allocator import free_at_once
 from potluck.engine.numerics.footprint import peak, settled
 
 
@@ -61,6 +66,70 @@ def metered(host: ClientRuntime, call: Call, floor: int | None = None) -> Outcom
     most = None if held is None else peak() - held
     meter = Meter(most, seconds, len(call.payload), len(outcome.payload), len(outcome.record or b""))
     return MeteredAnswer(**{spec.name: getattr(outcome, spec.name) for spec in fields(Answer)}, meter=meter)
+
+
+class Metered(Inner):
+    """One client after another in the calling process, each metered; evaluations are not.
+
+    Every call has a runtime of its own, so that nothing that was built for other clients spares this one anything.
+
+    Args:
+        fresh: makes a runtime.
+    """
+
+    def __init__(self, fresh: Callable[[], ClientRuntime]) -> None:
+        self._fresh = fresh
+        self._process: int | None = None
+
+    def run(self, host: ClientRuntime, tasks: Sequence[Pending]) -> Iterator[Outcome]:
+        """One outcome a task, in the order of the tasks."""
+        return (self._one(host, task.make()) for task in tasks)
+
+    def together(self, host: ClientRuntime, jobs: Iterable[Job]) -> list[Outcome]:
+        """One outcome a job."""
+        return [self._one(host, job) for job in jobs]
+
+    def _one(self, host: ClientRuntime, job: Job) -> Outcome:
+        if not isinstance(job, Call):
+            return host.execute(job)
+        if self._process != os.getpid():  # a fork begins anew
+            self._process = os.getpid()
+            free_at_once()
+            warm()
+        return metered(self._fresh(), job)
+
+
+class Metering(Executor):
+    """An executor of metered calls, and whoever is told what each took.
+
+    Args:
+        inner: carries them out.
+        tell: called with the client and its call's meter.
+    """
+
+    def __init__(self, inner: Executor, tell: Callable[[ClientId, Meter], None]) -> None:
+        self._inner, self._tell = inner, tell
+        self.trusted = inner.trusted
+
+    def start(self, host: ClientRuntime) -> None:
+        """Prepare the inner executor."""
+        self._inner.start(host)
+
+    def run(self, host: ClientRuntime, tasks: Sequence[Pending]) -> Iterator[Outcome]:
+        """One outcome a task, in the order of the tasks."""
+        for outcome in self._inner.run(host, tasks):
+            if isinstance(outcome, MeteredAnswer):
+                self._tell(outcome.client, outcome.meter)
+            yield outcome
+            del outcome
+
+    def absent(self, clients: Iterable[ClientId]) -> Mapping[ClientId, str]:
+        """Those that the inner executor cannot reach."""
+        return self._inner.absent(clients)
+
+    def close(self) -> None:
+        """Close the inner executor."""
+        self._inner.close()
 
 
 def warm() -> None:

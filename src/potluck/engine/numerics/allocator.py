@@ -1,9 +1,10 @@
-"""Reuse of the memory that a training step frees and the next one allocates again."""
+"""What becomes of the memory that a training step frees: the next one reuses it, or the system has it back."""
 
 import ctypes
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # constants of glibc's malloc.h
 _KEPT_BYTES = 2**30
+_GIVEN_BACK_FROM = 2**17  # bytes, the C library's own default
 
 
 def keep_freed_memory() -> None:
@@ -17,6 +18,14 @@ def keep_freed_memory() -> None:
     if mallopt is not None:
         mallopt(_TRIM_THRESHOLD, _KEPT_BYTES)
         mallopt(_MMAP_THRESHOLD, _KEPT_BYTES)
+
+
+def free_at_once() -> None:
+    """Have this process give memory back as soon as it is freed, so that what it holds is what is in use."""
+    mallopt = getattr(_c_library(), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_TRIM_THRESHOLD, _GIVEN_BACK_FROM)
+        mallopt(_MMAP_THRESHOLD, _GIVEN_BACK_FROM)
 
 
 def _c_library() -> ctypes.CDLL | None:

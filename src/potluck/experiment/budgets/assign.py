@@ -10,32 +10,11 @@ from dataclasses import dataclass, replace
 from potluck.core.federation import ClientId
 from potluck.core.ground.errors import ConfigError
 from potluck.experiment.budgets.candidates import Candidate, with_candidates
-from potluck.experiment.budgets.measure import Bench, Taken
+from potluck.experiment.budgets.limits import Limit, Taken, limits, named
+from potluck.experiment.budgets.measure import Bench
 from potluck.experiment.federation.assemble import assemble
 from potluck.experiment.settings.budget import Budget
 from potluck.experiment.settings.schema import Experiment
-
-_MIB, _MEGABIT = 2**20, 10**6
-
-
-@dataclass(frozen=True)
-class Limit:
-    """One of a client's budgets, and what a candidate needs of it, in the same unit."""
-
-    name: str
-    unit: str
-    has: float
-    needs: float
-
-    @property
-    def is_kept(self) -> bool:
-        """Whether it suffices."""
-        return self.needs <= self.has
-
-    @property
-    def excess(self) -> str:
-        """By how much it is exceeded, in words."""
-        return f"{self.name} {self.needs:.4g} of {self.has:.4g} {self.unit}, {self.needs - self.has:.3g} too much"
 
 
 @dataclass(frozen=True)
@@ -92,27 +71,6 @@ class Assigned:
         return f"{self.larger[-1].candidate}: {self.larger[-1].why_not}"
 
 
-def limits(budget: Budget, taken: Taken) -> list[Limit]:
-    """Every limit of a budget, with what a round needs of it."""
-    found = [
-        ("memory", "MiB", budget.memory_mib, taken.memory / _MIB),
-        ("seconds", "s", budget.seconds, seconds_on(budget, taken)),
-        ("disk", "MiB", budget.disk_mib, taken.disk / _MIB),
-    ]
-    return [Limit(name, unit, has, needs) for name, unit, has, needs in found if has is not None]
-
-
-def seconds_on(budget: Budget, taken: Taken) -> float:
-    """An estimate of a round's seconds on the device: this machine's by both speeds, and those of messages."""
-    slower = 1.0 if budget.gflops is None else taken.gflops / budget.gflops
-    return taken.seconds * slower + download(budget, taken) + _transfer(taken.up, budget.up_mbit)
-
-
-def download(budget: Budget, taken: Taken) -> float:
-    """Seconds to receive a round's messages; 0 if the bandwidth is not known."""
-    return _transfer(taken.down, budget.down_mbit)
-
-
 def assign(bench: Bench, budgets: Sequence[Budget], say: Callable[[str], object] = lambda line: None) -> list[Assigned]:
     """The largest candidate that fits, for each budget.
 
@@ -146,13 +104,6 @@ def assign(bench: Bench, budgets: Sequence[Budget], say: Callable[[str], object]
     return found
 
 
-def named(budget: Budget) -> str:
-    """The clients of a budget and their device, in words."""
-    first, last = budget.clients[0], budget.clients[-1]
-    clients = f"client {first}" if len(budget.clients) == 1 else f"clients {first} to {last}"
-    return f"{clients} ({budget.device})" if budget.device else clients
-
-
 def assigned_experiment(bench: Bench, found: Sequence[Assigned]) -> Experiment:
     """The experiment with what was assigned, and with the budgets, so that its runs say when one is exceeded.
 
@@ -163,7 +114,3 @@ def assigned_experiment(bench: Bench, found: Sequence[Assigned]) -> Experiment:
     made = with_candidates(bench.experiment, bench.federation, [chosen[client] for client in sorted(chosen)])
     assemble(made)
     return replace(made, run=replace(made.run, budgets=tuple(one.budget for one in found)))
-
-
-def _transfer(count: int, megabits: float | None) -> float:
-    return 0.0 if megabits is None else count * 8 / megabits / _MEGABIT

@@ -18,33 +18,11 @@ from potluck.engine.numerics.device import CPU
 from potluck.engine.rounds.engine import Engine
 from potluck.experiment.budgets.apart import Apart, KilledError, Origin, Own, stored_bytes
 from potluck.experiment.budgets.candidates import Candidate, candidates_of, with_candidates
+from potluck.experiment.budgets.limits import Taken
 from potluck.experiment.federation.assemble import assemble
 from potluck.experiment.settings.schema import Experiment
 
 _BESIDE = 8  # examples of a client that is not measured
-
-
-@dataclass(frozen=True)
-class Taken:
-    """What a client's round takes.
-
-    Attributes:
-        memory: bytes that its process held at most, beyond its floor.
-        seconds: of this machine's processor.
-        gflops: this machine's speed at that time.
-        down: bytes that it received.
-        up: bytes that it sent.
-        disk: bytes of its examples, the largest message, and its state.
-        floor: bytes of the process before it had anything of the client's.
-    """
-
-    memory: int
-    seconds: float
-    gflops: float
-    down: int
-    up: int
-    disk: int
-    floor: int
 
 
 class Bench:

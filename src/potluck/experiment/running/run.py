@@ -8,6 +8,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,12 +23,14 @@ from potluck.core.roles import ClientFailure
 from potluck.engine.answers.inspection import check_targets
 from potluck.engine.answers.ledger import Ledger
 from potluck.engine.answers.outliers import Before, Outlier
+from potluck.engine.client.runtime import ClientRuntime
 from potluck.engine.disk.files import append, make_folder
 from potluck.engine.disk.store import ClientStore
 from potluck.engine.executors.choice import ChosenExecutor, choose_executor
 from potluck.engine.rounds.engine import Engine
 from potluck.engine.rounds.lost import Deserted
 from potluck.engine.rounds.report import RoundReport, Work
+from potluck.experiment.budgets.watch import Watch
 from potluck.experiment.federation.needs import cautions, check_needs, needs_of
 from potluck.experiment.federation.rehearsal import rehearse
 from potluck.experiment.folder.checkpoint import Checkpoints
@@ -105,6 +108,10 @@ class Run:
         if not federation.sites:
             raise ConfigError("the federation has no clients; expected at least one site")
         choice = _chosen(config, federation) if choice is None else choice
+        self._watch = Watch(config.budgets, federation) if config.budgets else None
+        if self._watch is not None:
+            fresh = partial(ClientRuntime, method, federation, config.seed, config.computing)
+            choice = self._watch.watched(choice, fresh)
         check_targets(federation)
         rehearse(federation, common_test=config.common_test)
         self._config = config
@@ -176,6 +183,7 @@ class Run:
         self.notes = self._records.check(self._last) if self._records else []
         self.notes += cautions(needs_of(method), name, offer)
         self.notes += self._config.computing.notes()
+        self.notes += filter(None, [self._watch and self._watch.problem])
         try:
             self._state = self._engine.start()
             if self._twin:
@@ -215,7 +223,8 @@ class Run:
 
     def _observed(self, observers: Sequence[Observer]) -> Result:
         """Run, and tell the observers the end too, whatever it is."""
-        self._audience = Audience([*trackers(self._config.track), *observers])
+        watch = [self._watch] if self._watch is not None else []
+        self._audience = Audience([*trackers(self._config.track), *watch, *observers])
         self._engine.on_client_end = self._audience.on_client_end
         try:
             self._audience.on_run_start(self._start())
