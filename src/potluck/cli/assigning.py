@@ -14,7 +14,7 @@ from potluck.cli.terminal import console_on
 from potluck.core.ground.errors import ConfigError
 from potluck.engine.disk.files import write_atomically
 from potluck.experiment.budgets.assign import Assigned, assign, assigned_experiment
-from potluck.experiment.budgets.limits import download, limits, named
+from potluck.experiment.budgets.limits import clients_of, download, limits
 from potluck.experiment.budgets.measure import Bench
 from potluck.experiment.budgets.table import read_budgets
 from potluck.experiment.settings.presets import experiment_for
@@ -78,7 +78,7 @@ def _cells(one: Assigned) -> tuple[str, ...]:
     seconds = of("seconds", "s", has["seconds"].needs if "seconds" in has else taken.seconds)
     wait = f", {download(one.budget, taken):.3g} s" if one.budget.down_mbit else ""
     return (
-        named(one.budget),
+        clients_of(one.budget),
         str(one.chosen.candidate),
         of("memory", "MiB", taken.memory / _MIB),
         seconds,

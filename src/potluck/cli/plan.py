@@ -11,7 +11,7 @@ from rich.table import Table
 from torch import nn
 
 from potluck.core.ground.errors import ConfigError
-from potluck.experiment.budgets.quantities import BYTE_UNITS, amount
+from potluck.experiment.budgets.quantities import BYTE_UNITS, quantity
 from potluck.methods.fedepth import linked
 from potluck.models import get_model
 from potluck.models.contract import StagedNet
@@ -22,7 +22,7 @@ COPIES = {"none": 1, "sgd": 2, "momentum": 3, "adam": 4}
 
 
 @dataclass(frozen=True)
-class Budget:
+class MemoryBudget:
     """A budget as the user gave it, and in bytes."""
 
     text: str
@@ -95,7 +95,7 @@ def bytes_of(text: str) -> int:
     Raises:
         ConfigError: the text is not a positive number with a known unit.
     """
-    count = int(amount(text, BYTE_UNITS) or 0)
+    count = int(quantity(text, BYTE_UNITS) or 0)
     if count < 1:
         raise ConfigError(
             f"budget {text!r}; expected a number and a unit, such as 32MiB or 1.5GB (units: {', '.join(BYTE_UNITS)}),"
@@ -104,18 +104,18 @@ def bytes_of(text: str) -> int:
     return count
 
 
-def _budgets(texts: Sequence[str], memory: MemoryModel) -> list[Budget]:
+def _budgets(texts: Sequence[str], memory: MemoryModel) -> list[MemoryBudget]:
     """The budgets in order, scenarios spelt out as shares."""
     shares = {name: [str(Fraction(share).limit_denominator(100)) for share in SCENARIOS[name]] for name in SCENARIOS}
-    found: list[Budget] = []
+    found: list[MemoryBudget] = []
     for text in texts:
         for item in shares.get(text, [text]):
             share = text in shares or re.fullmatch(r"[1-9]\d*/[1-9]\d*", item)
-            found.append(Budget(item, float(Fraction(item)) * SLACK * memory.whole if share else bytes_of(item)))
+            found.append(MemoryBudget(item, float(Fraction(item)) * SLACK * memory.whole if share else bytes_of(item)))
     return found
 
 
-def _pieces(memory: MemoryModel, budget: Budget, model: str) -> list[Piece]:
+def _pieces(memory: MemoryModel, budget: MemoryBudget, model: str) -> list[Piece]:
     try:
         return memory.pieces(budget.bytes)
     except ValueError as error:

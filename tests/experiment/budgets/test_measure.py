@@ -8,7 +8,7 @@ from potluck.core.ground.errors import ConfigError
 from potluck.engine.executors import Executor
 from potluck.engine.executors.metered import MeteredAnswer, metered
 from potluck.engine.rounds.engine import Engine
-from potluck.experiment.budgets.apart import Origin, alone, stored_bytes
+from potluck.experiment.budgets.apart import Origin, by_itself, stored_bytes
 from potluck.experiment.budgets.candidates import candidates_of, capacities_known, with_candidates
 from potluck.experiment.budgets.measure import Bench
 from potluck.experiment.federation.assemble import assemble
@@ -61,7 +61,7 @@ def test_what_draws_its_clients_parts_is_refused():
 
 def test_examples_that_are_alone_are_the_same_and_share_nothing():
     site = assemble(experiment("fedavg")).federation.sites[0]
-    own = alone(site.train)
+    own = by_itself(site.train)
     assert own.rows is None
     assert torch.equal(own.batch(torch.arange(5)).inputs, site.train.batch(torch.arange(5)).inputs)
     assert stored_bytes(own) == own.inputs.nbytes + own.targets.nbytes

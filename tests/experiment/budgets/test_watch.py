@@ -9,8 +9,8 @@ from potluck.analysis.tables import warnings_of
 from potluck.engine.executors.choice import ChosenExecutor
 from potluck.engine.executors.metered import Meter
 from potluck.engine.executors.sequential import Sequential
-from potluck.experiment.budgets.apart import Own
-from potluck.experiment.budgets.watch import Watch
+from potluck.experiment.budgets.apart import Belongings
+from potluck.experiment.budgets.watch import BudgetWatch
 from potluck.experiment.federation.assemble import assemble
 from potluck.experiment.running.execute import execute, prepare
 from potluck.experiment.settings.budget import Budget
@@ -39,8 +39,8 @@ def play(watch, number, *meters):
 
 
 def test_a_round_takes_the_most_memory_of_its_calls_and_the_seconds_of_all(federation, tmp_path, caplog):
-    own = Own.of(federation, 1).nbytes
-    watch = Watch([Budget((1,), "pi-4", memory_mib=8 + own / MIB, seconds=5.0)], federation)
+    own = Belongings.of(federation, 1).nbytes
+    watch = BudgetWatch([Budget((1,), "pi-4", memory_mib=8 + own / MIB, seconds=5.0)], federation)
     begin(watch, tmp_path)
     play(watch, 1, Meter(8 * MIB, 2.0, 0, 0, 0), Meter(3 * MIB, 3.0, 0, 0, 0))
     assert not (tmp_path / BUDGETS).exists()
@@ -53,7 +53,7 @@ def test_a_round_takes_the_most_memory_of_its_calls_and_the_seconds_of_all(feder
 
 def test_a_client_is_warned_of_once_and_its_rounds_are_counted_over_a_resumed_run(federation, tmp_path, caplog):
     for done in (0, 2):
-        watch = Watch([Budget((1,), seconds=1.0)], federation)
+        watch = BudgetWatch([Budget((1,), seconds=1.0)], federation)
         begin(watch, tmp_path, done)
         play(watch, done + 1, Meter(0, 2.0, 0, 0, 0))
         play(watch, done + 2, Meter(0, 3.0, 0, 0, 0))
@@ -63,7 +63,7 @@ def test_a_client_is_warned_of_once_and_its_rounds_are_counted_over_a_resumed_ru
 
 
 def test_an_undone_round_does_not_count(federation, tmp_path, caplog):
-    watch = Watch([Budget((1,), seconds=3.0)], federation)
+    watch = BudgetWatch([Budget((1,), seconds=3.0)], federation)
     begin(watch, tmp_path)
     watch.note(1, Meter(0, 2.0, 0, 0, 0))
     play(watch, 1, Meter(0, 2.0, 0, 0, 0))
@@ -71,7 +71,7 @@ def test_an_undone_round_does_not_count(federation, tmp_path, caplog):
 
 
 def test_what_stacks_is_not_measured_and_says_so(federation, tmp_path):
-    watch = Watch([Budget((1,), seconds=3.0)], federation)
+    watch = BudgetWatch([Budget((1,), seconds=3.0)], federation)
     choice = ChosenExecutor(Sequential(), "stacked", 1, "")
     assert watch.watched(choice, lambda: None) is choice
     begin(watch, tmp_path)

@@ -22,7 +22,7 @@ from potluck.engine.client.runtime import ClientRuntime
 from potluck.engine.executors.metered import metered, warm
 from potluck.engine.numerics.footprint import settled
 from potluck.engine.numerics.speed import sustained_gflops
-from potluck.experiment.budgets.apart import Asked, Own, hear, tell
+from potluck.experiment.budgets.apart import Belongings, Opening, hear, tell
 from potluck.experiment.federation.assemble import architectures_of, own_heads
 from potluck.experiment.settings.resolve import resolve
 from potluck.experiment.settings.schema import Experiment
@@ -33,14 +33,14 @@ def serve(channel: Connection) -> None:
     torch.set_num_threads(1)
     warm()
     while True:
-        asked: Asked = hear(channel)
+        asked: Opening = hear(channel)
         if not (child := os.fork()):
             _end(partial(be_client, channel, asked))
         _, status = os.waitpid(child, 0)
         tell(channel, ("ended", os.waitstatus_to_exitcode(status)))
 
 
-def be_client(channel: Connection, asked: Asked) -> None:
+def be_client(channel: Connection, asked: Opening) -> None:
     """Answer calls until there are no more."""
     try:
         experiment = resolve(dict(asked.tree), "the experiment")
@@ -60,14 +60,14 @@ def be_client(channel: Connection, asked: Asked) -> None:
             tell(channel, ("refused", str(error)))
 
 
-def federation_of_one(experiment: Experiment, asked: Asked, own: Own) -> Federation:
+def federation_of_one(experiment: Experiment, asked: Opening, own: Belongings) -> Federation:
     """The federation as one client sees it."""
     task = (asked.num_classes, asked.input_shape)
     architectures, server_architecture = architectures_of(experiment, *task)
     name = experiment.model_of(own.client).architecture
     if own.classes is not None:
         heads = own_heads(experiment, *task)
-        name = heads.named(experiment.model_of(own.client), own.classes)
+        name = heads.clients_of(experiment.model_of(own.client), own.classes)
         architectures |= heads.builders
     nobody = own.train.take(torch.arange(0))
     return Federation(

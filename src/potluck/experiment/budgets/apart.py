@@ -5,7 +5,6 @@ torch and Potluck. The files that the experiment names come next, and what count
 """
 
 import os
-import pickle
 import signal
 import socket
 import subprocess
@@ -14,7 +13,8 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from typing import Any
+from multiprocessing.reduction import ForkingPickler
+from typing import Any, ClassVar
 
 from potluck.core.federation import ClientId, Federation
 from potluck.core.ground.errors import ConfigError
@@ -36,7 +36,7 @@ class KilledError(Exception):
 
 
 @dataclass(frozen=True)
-class Asked:
+class Opening:
     """What a client's process is told before anything counts: the experiment, and what its networks are for."""
 
     tree: Mapping[str, Any]
@@ -46,7 +46,7 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Own:
+class Belongings:
     """What a client has of a federation to train with.
 
     Attributes:
@@ -63,12 +63,12 @@ class Own:
     classes: tuple[int, ...] | None
 
     @classmethod
-    def of(cls, federation: Federation, client: ClientId) -> "Own":
+    def of(cls, federation: Federation, client: ClientId) -> "Belongings":
         """What one of a federation's clients has."""
         site, own = federation.sites[client], federation.classes_of(client)
-        public = None if federation.public is None else alone(federation.public)
+        public = None if federation.public is None else by_itself(federation.public)
         numbers = None if own is None else tuple(own.numbers)
-        return cls(client, alone(site.train), alone(site.validation), public, site.capacity, numbers)
+        return cls(client, by_itself(site.train), by_itself(site.validation), public, site.capacity, numbers)
 
     @property
     def nbytes(self) -> int:
@@ -161,9 +161,9 @@ class Apart(Executor):
     def __init__(self, origin: Origin, experiment: Experiment, federation: Federation, client: ClientId) -> None:
         self.meters: list[Meter] = []
         self._origin, self._client = origin, client
-        asked = Asked(experiment.tree(), federation.num_classes, federation.input_shape, federation.task)
+        asked = Opening(experiment.tree(), federation.num_classes, federation.input_shape, federation.task)
         self.floor, self.gflops = origin.ask(asked)
-        origin.ask(Own.of(federation, client))
+        origin.ask(Belongings.of(federation, client))
 
     def run(self, host: ClientRuntime, tasks: Sequence[Pending]) -> Iterator[Outcome]:
         """One outcome a task, in the order of the tasks."""
@@ -178,17 +178,23 @@ class Apart(Executor):
             yield outcome
 
 
+class _Whole(ForkingPickler):
+    """Writes tensors as their numbers, not as memory that both sides share, as torch has processes do otherwise."""
+
+    _extra_reducers: ClassVar[dict[Any, Any]] = {}
+
+
 def tell(channel: Connection, said: Any) -> None:
-    """Send bytes with which the other side shares nothing, as torch's tensors would in `Connection.send`."""
-    channel.send_bytes(pickle.dumps(said))
+    """Send what the other side, one of our own processes, then has for itself."""
+    channel.send_bytes(_Whole.dumps(said))
 
 
 def hear(channel: Connection) -> Any:
     """Receive what `tell` has sent."""
-    return pickle.loads(channel.recv_bytes())
+    return _Whole.loads(channel.recv_bytes())
 
 
-def alone(examples: Examples) -> Examples:
+def by_itself(examples: Examples) -> Examples:
     """The examples with tensors of their own, as on a machine that has no others."""
     if examples.rows is None:
         return examples

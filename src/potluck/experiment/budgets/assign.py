@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from potluck.core.federation import ClientId
 from potluck.core.ground.errors import ConfigError
 from potluck.experiment.budgets.candidates import Candidate, with_candidates
-from potluck.experiment.budgets.limits import Limit, Taken, limits, named
+from potluck.experiment.budgets.limits import Allowance, Taken, clients_of, limits
 from potluck.experiment.budgets.measure import Bench
 from potluck.experiment.federation.assemble import assemble
 from potluck.experiment.settings.budget import Budget
@@ -26,7 +26,7 @@ class Tried:
     budget: Budget
 
     @property
-    def broken(self) -> list[Limit]:
+    def broken(self) -> list[Allowance]:
         """The budgets that do not suffice."""
         found = [] if isinstance(self.taken, str) else limits(self.budget, self.taken)
         return [one for one in found if not one.is_kept]
@@ -95,7 +95,7 @@ def assign(bench: Bench, budgets: Sequence[Budget], say: Callable[[str], object]
                 break
         else:
             nearest = min(tried, key=lambda one: one.distance)
-            lacking.append(f"{named(budget)}: nearest is {nearest.candidate}: {nearest.why_not}")
+            lacking.append(f"{clients_of(budget)}: nearest is {nearest.candidate}: {nearest.why_not}")
     if lacking:
         raise ConfigError(
             f"budgets: no candidate fits {'; '.join(lacking)}. Add a smaller model to federation.models or a smaller"

@@ -31,7 +31,7 @@ class Taken:
 
 
 @dataclass(frozen=True)
-class Limit:
+class Allowance:
     """One of a client's budgets, and what a candidate needs of it, in the same unit."""
 
     name: str
@@ -50,14 +50,14 @@ class Limit:
         return f"{self.name} {self.needs:.4g} of {self.has:.4g} {self.unit}, {self.needs - self.has:.3g} too much"
 
 
-def limits(budget: Budget, taken: Taken) -> list[Limit]:
+def limits(budget: Budget, taken: Taken) -> list[Allowance]:
     """Every limit of a budget, with what a round needs of it."""
     found = [
         ("memory", "MiB", budget.memory_mib, taken.memory / _MIB),
         ("seconds", "s", budget.seconds, seconds_on(budget, taken)),
         ("disk", "MiB", budget.disk_mib, taken.disk / _MIB),
     ]
-    return [Limit(name, unit, has, needs) for name, unit, has, needs in found if has is not None]
+    return [Allowance(name, unit, has, needs) for name, unit, has, needs in found if has is not None]
 
 
 def seconds_on(budget: Budget, taken: Taken) -> float:
@@ -71,7 +71,7 @@ def download(budget: Budget, taken: Taken) -> float:
     return _transfer(taken.down, budget.down_mbit)
 
 
-def named(budget: Budget) -> str:
+def clients_of(budget: Budget) -> str:
     """The clients of a budget and their device, in words."""
     first, last = budget.clients[0], budget.clients[-1]
     clients = f"client {first}" if len(budget.clients) == 1 else f"clients {first} to {last}"

@@ -16,7 +16,7 @@ from potluck.core.ground.errors import ConfigError, PotluckError, PotluckWarning
 from potluck.engine.executors.metered import Meter
 from potluck.engine.numerics.device import CPU
 from potluck.engine.rounds.engine import Engine
-from potluck.experiment.budgets.apart import Apart, KilledError, Origin, Own, stored_bytes
+from potluck.experiment.budgets.apart import Apart, Belongings, KilledError, Origin, stored_bytes
 from potluck.experiment.budgets.candidates import Candidate, candidates_of, with_candidates
 from potluck.experiment.budgets.limits import Taken
 from potluck.experiment.federation.assemble import assemble
@@ -121,7 +121,7 @@ class Trial:
         if apart.floor is None:
             raise ConfigError("budgets: this system does not tell how much memory a process holds; expected Linux")
         last, all_rounds = played[-1], [meter for meters in played for meter in meters]
-        own = Own.of(self.federation, client).nbytes + stored_bytes(self.federation.sites[client].test)
+        own = Belongings.of(self.federation, client).nbytes + stored_bytes(self.federation.sites[client].test)
         return Taken(
             memory=max(meter.memory or 0 for meter in all_rounds),
             seconds=sum(meter.seconds for meter in last),

@@ -10,7 +10,7 @@ TIME_UNITS = {"s": 1, "min": 60, "h": 3600}
 SPEED_UNITS = {"MFLOP/s": 10**6, "GFLOP/s": 10**9, "TFLOP/s": 10**12}
 
 
-def amount(text: str, units: Mapping[str, int]) -> float | None:
+def quantity(text: str, units: Mapping[str, int]) -> float | None:
     """The amount in text such as "32MiB" or "1.5 GB", in the smallest of the units' own; None if it is none above 0."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([A-Za-z/]+)", text.strip())
     if found is None or found[2] not in units:

@@ -17,7 +17,7 @@ from typing import Any
 
 from potluck.core.ground.errors import ConfigError, nearest
 from potluck.experiment.budgets.devices import get_device
-from potluck.experiment.budgets.quantities import BIT_UNITS, BYTE_UNITS, SPEED_UNITS, TIME_UNITS, amount
+from potluck.experiment.budgets.quantities import BIT_UNITS, BYTE_UNITS, SPEED_UNITS, TIME_UNITS, quantity
 from potluck.experiment.settings.budget import Budget, check_budgets
 
 _MIB, _MBIT, _GIGA = 2**20, 10**6, 10**9
@@ -119,7 +119,7 @@ def _stated(cells: Mapping[str, str], where: str) -> dict[str, float]:
 
 
 def _in(text: str, column: str, units: Mapping[str, int], example: str, where: str) -> float:
-    value = amount(text, units)
+    value = quantity(text, units)
     if value is None:
         raise ConfigError(
             f"{where}: {column}: found {text!r}; expected a number and a unit, such as {example} (units:"

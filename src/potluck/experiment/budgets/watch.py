@@ -20,8 +20,8 @@ from potluck.engine.executors.metered import Meter, Metered, Metering
 from potluck.engine.executors.workers import Workers
 from potluck.engine.numerics.footprint import settled
 from potluck.engine.numerics.speed import sustained_gflops
-from potluck.experiment.budgets.apart import Own, stored_bytes
-from potluck.experiment.budgets.limits import Limit, Taken, limits
+from potluck.experiment.budgets.apart import Belongings, stored_bytes
+from potluck.experiment.budgets.limits import Allowance, Taken, limits
 from potluck.experiment.settings.budget import Budget
 from potluck.experiment.watching.observers import Observer, RoundStart, RunStart
 from potluck.records import BUDGETS, RoundRecord
@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 _CAN = ("sequential", "workers")
 
 
-class Watch(Observer):
+class BudgetWatch(Observer):
     """Compares what clients' rounds take with their budgets.
 
     Args:
@@ -70,7 +70,7 @@ class Watch(Observer):
 
     def note(self, client: ClientId, meter: Meter) -> None:
         """Add what one call of a client's round took."""
-        own = Own.of(self._federation, client).nbytes
+        own = Belongings.of(self._federation, client).nbytes
         stored = own + stored_bytes(self._federation.sites[client].test)
         memory, disk = (meter.memory or 0) + own, stored + meter.down + meter.kept
         before = self._current.get(client, Taken(0, 0.0, self._gflops, 0, 0, 0, 0))
@@ -111,7 +111,7 @@ class Watch(Observer):
         if broken:
             self._write()
 
-    def _note_broken(self, client: ClientId, limit: Limit, number: int) -> None:
+    def _note_broken(self, client: ClientId, limit: Allowance, number: int) -> None:
         device = self._budgets[client].device
         who = f"client {client} ({device})" if device else f"client {client}"
         found = self._found.get(f"{client} {limit.name}")
@@ -131,6 +131,6 @@ class Watch(Observer):
 
 def _line(found: Mapping[str, Any]) -> str:
     """What was found of one client's budget, in words."""
-    limit = Limit(found["name"], found["unit"], found["has"], found["needs"])
+    limit = Allowance(found["name"], found["unit"], found["has"], found["needs"])
     rounds = f"{found['rounds']} round{'s' * (found['rounds'] > 1)}, first in round {found['first']}"
     return f"{found['who']} exceeded its budget in {rounds}: {limit.excess} at most"

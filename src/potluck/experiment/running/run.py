@@ -30,7 +30,7 @@ from potluck.engine.executors.choice import ChosenExecutor, choose_executor
 from potluck.engine.rounds.engine import Engine
 from potluck.engine.rounds.lost import Deserted
 from potluck.engine.rounds.report import RoundReport, Work
-from potluck.experiment.budgets.watch import Watch
+from potluck.experiment.budgets.watch import BudgetWatch
 from potluck.experiment.federation.needs import cautions, check_needs, needs_of
 from potluck.experiment.federation.rehearsal import rehearse
 from potluck.experiment.folder.checkpoint import Checkpoints
@@ -108,7 +108,7 @@ class Run:
         if not federation.sites:
             raise ConfigError("the federation has no clients; expected at least one site")
         choice = _chosen(config, federation) if choice is None else choice
-        self._watch = Watch(config.budgets, federation) if config.budgets else None
+        self._watch = BudgetWatch(config.budgets, federation) if config.budgets else None
         if self._watch is not None:
             fresh = partial(ClientRuntime, method, federation, config.seed, config.computing)
             choice = self._watch.watched(choice, fresh)
