@@ -41,6 +41,7 @@ SECTIONS = {
             "python",
             "bring-your-own-model",
             "tables-and-text",
+            "budgets",
             "without-pytorch",
             "own-parts",
             "add-a-method",
