@@ -87,7 +87,7 @@ def test_scores_are_percent_and_rounds_are_within_the_run(recipe):
     for row in recipe.rows:
         for one in recipe.columns:
             printed = recipe.printed(row, one)
-            if printed is None or one.millions:
+            if printed is None or one.millions or one.states:
                 continue
             rounds = recipe.experiment["run"] | recipe.settings[one.setting].run
             assert 0 < printed.value <= (rounds["rounds"] if one.rounds_to else 100), (row.name, one.full_title)
@@ -225,10 +225,25 @@ def test_fedin_table_3_counts_parameters_and_no_statistics():
     assert math.floor(100 * (parameters + statistics)) / 100 == 12.29
 
 
+def test_fedin_table_3_counts_memory_as_whole_mebibytes_of_five_models():
+    recipe = load_recipe("fedin-table3")
+    nets = [get_model(name)(10, (3, 32, 32)) for name in recipe.experiment["federation"]["models"]]
+    whole = [round(sum(tensor.numel() for tensor in net.parameters()) * 4 / 2**20) for net in nets]
+    assert whole == [19, 41, 43, 65, 67]
+    features = 16 * (64 * 8 * 8 + 512) * 4 / 2**20
+    for row in recipe.rows:
+        held = sum(sum(whole) if one == "model" else features for one in row.holds)
+        printed = recipe.printed(row, recipe.columns[-1])
+        assert f"{held:.1f}" == printed.text or not row.holds, row.name
+    assert [row.name for row in recipe.rows if not row.holds] == ["HeteroFL", "FedRolex", "ScaleFL"]
+
+
 @pytest.mark.parametrize("name", [name for name in (*REVISED, *ARXIV) if "heterofl" in load_recipe(name).methods])
 def test_fedin_rivals_that_cut_widths_draw_them_in_every_round_as_its_dynamic_mode_does(name):
     recipe = load_recipe(name)
-    counts = all(one.millions for one in recipe.columns)  # the mean of a draw cannot be counted in one round
+    counts = all(
+        one.millions or one.states for one in recipe.columns
+    )  # the mean of a draw cannot be counted in one round
     for row in recipe.rows:
         if row.method["name"] in ("heterofl", "fedrolex", "scalefl"):
             method = recipe.full_size(row, next(iter(recipe.settings))).method

@@ -1,5 +1,6 @@
 """Our results beside a paper's numbers. A number of the paper is never shown as ours: what was not run has none."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,11 +9,13 @@ from statistics import fmean
 from potluck.analysis.read import StoredRun, last, read_run
 from potluck.analysis.tables import rounds_to, spread
 from potluck.core.ground.errors import ConfigError
+from potluck.data.datasets import describe
 from potluck.experiment.running.several import Ended, found, rounds_done
 from potluck.experiment.settings.presets import seeded
 from potluck.experiment.settings.resolve import resolve
 from potluck.experiment.settings.schema import Experiment
 from potluck.experiment.settings.tables import Assignments, override
+from potluck.models import get_model
 from potluck.recipes.contents import Column, Printed, Recipe, Row
 from potluck.recipes.scaling import Size, changes, scaled, size_of
 from potluck.records import Measure
@@ -100,8 +103,10 @@ class Reproduced:
         if not runs:
             failed = any(one.name in self.problems for one in self._planned(row, column))
             return Beside(printed, "failed" if failed else None, None)
+        if column.states:
+            return self._states(printed, runs, row, column)
         if column.millions:
-            return self._millions(printed, runs)
+            return self._millions(printed, runs, cut=column.parts_cut)
         if column.rounds_to is None:
             return self._score(printed, runs, self.recipe.by(row))
         return self._rounds(printed, runs, column.rounds_to, self.recipe.by(row))
@@ -126,8 +131,15 @@ class Reproduced:
         gap = None if printed is None or self.scale < 1 or ours.count < self.seeds else ours.mean - printed.value
         return Beside(printed, f"{ours.mean:.4g}{self._of_seeds(ours.count)}", gap)
 
-    def _millions(self, printed: Printed | None, runs: Sequence[StoredRun]) -> Beside:
-        ours = fmean(_millions_up(run) for run in runs)
+    def _states(self, printed: Printed | None, runs: Sequence[StoredRun], row: Row, column: Column) -> Beside:
+        if not row.holds:
+            return Beside(printed, None, None)
+        experiment = self.recipe.full_size(row, column.setting)
+        ours = fmean(_held(experiment, run, row.holds) for run in runs)
+        return Beside(printed, f"{ours:.1f}", None if printed is None else round(ours, 1) - printed.value)
+
+    def _millions(self, printed: Printed | None, runs: Sequence[StoredRun], *, cut: bool) -> Beside:
+        ours = fmean(_millions_in_parts(run) if cut else _millions_up(run) for run in runs)
         return Beside(printed, f"{ours:.2f}", None if printed is None else ours - printed.value, decimals=2)
 
     def _of_seeds(self, count: int) -> str:
@@ -153,6 +165,27 @@ def _millions_up(run: StoredRun) -> float:
     """Million numbers of 32 bits that a client sends in a round, mean over its rounds."""
     sent = [record.bytes_up / len(record.replied) for record in run.rounds if record.replied]
     return fmean(sent) / _BYTES_PER_MILLION
+
+
+def _millions_in_parts(run: StoredRun) -> float:
+    """The same, each part of the messages cut to two decimals before they are added."""
+    return sum(math.floor(round(100 * numbers / _BYTES_PER_MILLION, 6)) / 100 for numbers in _parts(run).values())
+
+
+def _parts(run: StoredRun) -> dict[str, float]:
+    """Bytes of each part of what a client sends in a round, mean over clients, in the last round."""
+    record = run.rounds[-1]
+    return {name: count / len(record.replied) for name, count in record.bytes_up_by_entry.items()}
+
+
+def _held(experiment: Experiment, run: StoredRun, holds: Sequence[str]) -> float:
+    """MiB of what one client of each architecture holds, the parameters of models in whole MiB."""
+    shape = describe(experiment.federation.dataset).input_shape
+    classes = describe(experiment.federation.dataset).num_classes
+    nets = [get_model(spec.name)(classes, shape, **spec.options) for spec in experiment.models]
+    models = sum(round(4 * sum(tensor.numel() for tensor in net.parameters()) / 2**20) for net in nets)
+    sent = _parts(run)
+    return sum(models if one == "model" else sent[one] / 2**20 for one in holds)
 
 
 def plan(

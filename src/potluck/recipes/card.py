@@ -50,11 +50,15 @@ def _spread(recipe: Recipe) -> str:
 
 def _how_ours(recipe: Recipe) -> str:
     """How our numbers are measured."""
-    counts = [column.millions for column in recipe.columns]
-    what = [] if all(counts) else [f"{_models_of(recipe)}, after the last evaluated round, in percent"]
+    counts, states = [column.millions for column in recipe.columns], [column.states for column in recipe.columns]
+    counted = all(column.millions or column.states for column in recipe.columns)
+    what = [] if counted else [f"{_models_of(recipe)}, after the last evaluated round, in percent"]
     what += ["± the standard deviation over seeds"] if what else []
     what += ["gaps in points"] if what else []
     what += ["million numbers of 32 bits that a client sent in a round, mean over clients"] if any(counts) else []
+    cut = any(column.parts_cut for column in recipe.columns)
+    what += ["the same with each part of the messages cut to two decimals, which are added"] if cut else []
+    what += ["MiB of what clients hold, one of each architecture, models in whole MiB"] if any(states) else []
     return "; ".join(what)
 
 

@@ -141,6 +141,9 @@ class Column(Checked):
         group: what several columns have in common, such as the data set; each group is a table of its own.
         rounds_to: the score in percent whose first round the column shows; None for a column of scores in percent.
         millions: whether it shows instead how many million numbers a client sends in a round, mean over clients.
+        parts_cut: with `millions`, as some papers count: each part of a message is cut to two decimals, and then they
+            are added.
+        states: whether it shows instead the MiB of what a row's `holds` names, of one client of each architecture.
     """
 
     title: str
@@ -148,6 +151,11 @@ class Column(Checked):
     group: str = ""
     rounds_to: Annotated[float, above(0)] | None = None
     millions: bool = False
+    parts_cut: bool = False
+    states: bool = False
+
+    def __post_init__(self) -> None:
+        require(self.millions or not self.parts_cut, "parts_cut", "false without millions", self.parts_cut)
 
     @property
     def full_title(self) -> str:
@@ -170,6 +178,8 @@ class Row(Checked):
             distillation or the rounds before one.
         settings: the settings in which it is run; None for all.
         by: the measure of its runs that is compared, where it is not that of the table.
+        holds: for a column of `states`, what a client holds: "model" for the parameters of a model of its architecture,
+            in whole MiB, as often as it holds one, or the name of a part of its message.
     """
 
     name: str
@@ -182,6 +192,7 @@ class Row(Checked):
     scales: tuple[str, ...] = ()
     settings: tuple[str, ...] | None = None
     by: Measure | None = None
+    holds: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if (self.method is None) != (self.missing is not None):
