@@ -333,8 +333,10 @@ def _told(experiment: Experiment, base: Federation) -> dict[str, Any]:
 
     The common model is there by name, since a node need not know all models to find it; how tables are read, since a
     node has not the common data; and files of initial weights by their digests, by which a node finds its owner's copy.
+    Clients' budgets are not there: what a device can do is no other's business.
     """
     tree, config = experiment.tree(), experiment.federation
+    tree["run"].pop("budgets", None)
     if experiment.initial_weights():
         tree["federation"]["models"] = [_by_digest(spec) for spec in experiment.models]
     common = next(spec for spec in experiment.named_models if spec.architecture == base.server_architecture)
