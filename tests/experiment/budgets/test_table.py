@@ -1,3 +1,6 @@
+import re
+from pathlib import Path
+
 import pytest
 
 from potluck.core.ground.errors import ConfigError
@@ -76,6 +79,18 @@ def test_what_cannot_be_read_is_named_with_its_place(table, lines, says):
         table(*lines, clients=1)
     assert says in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+def test_the_table_of_the_guide_has_ten_clients(table):
+    guide = (Path(__file__).parents[3] / "docs/guides/budgets.md").read_text()
+    [text] = re.findall(r"^```text\n(.*?)^```", guide, flags=re.DOTALL | re.MULTILINE)
+    found = table(*text.splitlines(), clients=10)
+    assert [(len(one.clients), one.device) for one in found] == [
+        (4, "pi-4"),
+        (3, "phone-entry"),
+        (1, "workstation"),
+        (2, ""),
+    ]
 
 
 def test_clients_without_a_budget_are_named(table):

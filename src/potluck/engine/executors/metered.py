@@ -71,7 +71,7 @@ def metered(host: ClientRuntime, call: Call, floor: int | None = None) -> Outcom
 class Metered(Inner):
     """One client after another in the calling process, each metered; evaluations are not.
 
-    Every call has a runtime of its own, so that nothing that was built for other clients spares this one anything.
+    Every call has a runtime of its own, so that what was built for other clients is built again for this one.
 
     Args:
         fresh: makes a runtime.
