@@ -31,7 +31,7 @@ def print_assignment(target: str | None, assignments: Sequence[str], table: Path
         assignments: overrides by dotted key.
         table: of budgets.
         to: a TOML file.
-        rounds: how many are played for each measurement.
+        rounds: how many are run for each measurement.
 
     Raises:
         ConfigError: experiment or table cannot be read, or no candidate fits a client.

@@ -92,9 +92,17 @@ def test_a_metered_call_has_the_answer_of_a_plain_one():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["fedin", "heterofl", "fedepth"])
-def test_a_client_in_a_process_of_its_own_computes_the_same_bits(method):
-    made = experiment(method)
+@pytest.mark.parametrize(
+    ("method", "more"),
+    [
+        ("fedin", ()),
+        ("heterofl", ()),
+        ("fedepth", ()),
+        ("fedavg", ("federation.classes=own", "federation.public=holdout", "federation.partition.alpha=0.1")),
+    ],
+)
+def test_a_client_in_a_process_of_its_own_computes_the_same_bits(method, more):
+    made = experiment(method, *more)
     federation = assemble(made).federation
     states = []
     origin = Origin()

@@ -67,7 +67,7 @@ def federation_of_one(experiment: Experiment, asked: Opening, own: Belongings) -
     name = experiment.model_of(own.client).architecture
     if own.classes is not None:
         heads = own_heads(experiment, *task)
-        name = heads.clients_of(experiment.model_of(own.client), own.classes)
+        name = heads.named(experiment.model_of(own.client), own.classes)
         architectures |= heads.builders
     nobody = own.train.take(torch.arange(0))
     return Federation(

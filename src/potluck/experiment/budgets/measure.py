@@ -1,6 +1,6 @@
 """What a client's round takes with a candidate: measured, not estimated.
 
-The method's own rounds are played with this client in a process of its own. Clients beside it in the cohort have a few
+The method's own rounds are run with this client in a process of its own. Clients beside it in the cohort have a few
 examples each, so that what they send has its form and takes little time.
 """
 
@@ -30,7 +30,7 @@ class Bench:
 
     Args:
         experiment: the experiment.
-        rounds: how many are played; memory is the most of any, the rest is the last one's.
+        rounds: how many are run; memory is the most of any, the rest is the last one's.
 
     Attributes:
         experiment: without budgets.
@@ -113,14 +113,14 @@ class Trial:
         """
         try:
             with origin.client(self.experiment, self.federation, client) as apart:
-                played = self._played(apart, client, rounds)
+                done = self._rounds_done(apart, client, rounds)
         except KilledError as error:
             return str(error)
         except PotluckError as error:
             return f"it cannot train: {error}"
         if apart.floor is None:
             raise ConfigError("budgets: this system does not tell how much memory a process holds; expected Linux")
-        last, all_rounds = played[-1], [meter for meters in played for meter in meters]
+        last, all_rounds = done[-1], [meter for meters in done for meter in meters]
         own = Belongings.of(self.federation, client).nbytes + stored_bytes(self.federation.sites[client].test)
         return Taken(
             memory=max(meter.memory or 0 for meter in all_rounds),
@@ -132,7 +132,7 @@ class Trial:
             floor=apart.floor,
         )
 
-    def _played(self, apart: Apart, client: ClientId, rounds: int) -> Sequence[Sequence[Meter]]:
+    def _rounds_done(self, apart: Apart, client: ClientId, rounds: int) -> Sequence[Sequence[Meter]]:
         """The meters of the client's calls, round by round."""
         run = self.experiment.run
         sites = {id: site if id == client else _few(site) for id, site in self.federation.sites.items()}
@@ -141,12 +141,12 @@ class Trial:
         federation = replace(self.federation, sites=sites)
         method = self.experiment.method
         engine = Engine(method, federation, seed=run.seed, executor=apart, computing=run.computing)
-        state, played = engine.start(), list[list[Meter]]()
+        state, done = engine.start(), list[list[Meter]]()
         for number in range(1, rounds + 1):
             apart.meters = []
             state, _ = engine.round(number, state, cohort)
-            played.append(apart.meters)
-        return played
+            done.append(apart.meters)
+        return done
 
 
 def _few(site: Site) -> Site:

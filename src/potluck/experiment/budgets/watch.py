@@ -117,7 +117,7 @@ class BudgetWatch(Observer):
         found = self._found.get(f"{client} {limit.name}")
         if found is None:
             log.warning("round %d: %s exceeded its budget: %s", number, who, limit.excess, extra=ON_SCREEN)
-            found = {"who": who, "first": number, "rounds": 0, **asdict(limit)}
+            found = dict[str, Any](who=who, first=number, rounds=0, **asdict(limit))
         found |= {"rounds": found["rounds"] + 1, "needs": max(found["needs"], limit.needs)}
         self._found[f"{client} {limit.name}"] = found
 
