@@ -202,7 +202,8 @@ def _of_field(name: str, annotation: ast.expr, path: Path) -> list[str]:
     words = list(_words(annotation))
     if ["ClassVar"] in words:
         return []
-    classes = [cls for word in words if (cls := _class_named(word, path)) and _is_dataclass(cls[1])]
+    named = [] if ["tuple"] in words else words  # what is in a list of tables has no dotted key
+    classes = [cls for word in named if (cls := _class_named(word, path)) and _is_dataclass(cls[1])]
     own = [] if classes and isinstance(annotation, ast.Name | ast.Attribute) else [name]
     return own + [f"{name}.{key}" for cls in classes for key in _keys(cls)]
 
