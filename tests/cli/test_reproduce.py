@@ -290,17 +290,26 @@ def test_millions_are_the_numbers_that_a_client_sends(potluck, runs):
 
 
 @pytest.mark.slow
-def test_the_overheads_of_fedin_are_the_papers_digits_by_its_way_of_counting(potluck, hub_of_noise, monkeypatch):
+@pytest.mark.parametrize(
+    ("row", "millions", "memory"),
+    [
+        ("FedAvg", "12.28", "235.0"),
+        ("Scaffold", "24.56", "470.0"),
+        ("MOON", "12.28", "705.0"),
+        ("InclusiveFL", "12.28", "235.0"),
+        ("InCoAvg", "12.28", "235.0"),
+        ("FedIN", "12.35", "235.3"),
+    ],
+)
+def test_the_overheads_of_fedin_are_the_papers_digits_by_its_way_of_counting(
+    potluck, hub_of_noise, monkeypatch, row, millions, memory
+):
     """Its five networks at full size; what they learn of is noise, which changes no number that they send."""
     monkeypatch.setenv("POTLUCK_DATA", str(hub_of_noise))
     monkeypatch.setenv("XDG_CACHE_HOME", str(hub_of_noise / "cache"))
-    mean, model = "12.28", "235.0"
-    rows = {"FedAvg": (mean, model), "Scaffold": ("24.56", "470.0"), "MOON": (mean, "705.0")}
-    rows |= {"InclusiveFL": (mean, model), "InCoAvg": (mean, model), "FedIN": ("12.35", "235.3")}
-    for row, (millions, memory) in rows.items():
-        few = "federation.train_fraction=0.5 run.executor=sequential"
-        found = cells(potluck(f"reproduce fedin-table3 --only {row} --processes 1 {few}").out, row)
-        assert found[3:] == [millions, millions, "+0.00", memory, memory, "+0.0"], row
+    few = "federation.train_fraction=0.5 run.executor=sequential"
+    found = cells(potluck(f"reproduce fedin-table3 --only {row} --processes 1 {few}").out, row)
+    assert found[3:] == [millions, millions, "+0.00", memory, memory, "+0.0"]
 
 
 def test_a_run_of_another_scale_or_seed_is_not_taken_for_this_one(potluck, runs):
