@@ -138,6 +138,11 @@ def test_records_import_core_and_analysis_reads_records_through_their_seals_and_
     only(files("analysis"), "analysis", "core.ground.digest", "core.ground.errors", "records", "seals")
 
 
+def test_attacks_import_what_they_attack_and_nothing_but_scripts_imports_them():
+    only(files("attacks"), "attacks", "core", "engine", "models", "parts")
+    none_of([path for path in files() if path.relative_to(ROOT).parts[0] not in ("attacks", "api")], "potluck.attacks")
+
+
 def test_experiment_imports_neither_the_command_line_nor_analysis_nor_testing():
     none_of(files("experiment"), "potluck.cli", "potluck.analysis", "potluck.testing", "potluck.flower")
 

@@ -3,10 +3,10 @@
 import pytest
 
 from potluck.core.method import on_client
+from potluck.engine.executors.hearing import Hearing
 from potluck.engine.rounds.engine import Engine
 from potluck.methods import get_method, list_methods
 from potluck.testing.facts import Behaviour, behaviour_of, facts_of, handlers
-from potluck.testing.hearing import Hearing
 from potluck.testing.worlds import World, quick, run_rounds, toy_federation
 
 

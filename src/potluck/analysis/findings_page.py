@@ -1,6 +1,5 @@
 """An analysis as one page of HTML, and its tables and figures as files."""
 
-import base64
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -13,7 +12,7 @@ from potluck.analysis.findings import Findings, as_csv, points
 from potluck.analysis.groups import group, heading
 from potluck.analysis.pivot import pivot_of
 from potluck.analysis.plots.findings import draw_findings, save_figure
-from potluck.analysis.rendering import NOTHING, score, template
+from potluck.analysis.rendering import NOTHING, score, svg_address, template
 from potluck.records import TITLES, TITLES_OF_A_CLIENT
 
 PAGE, FILES = "analysis.html", "analysis"
@@ -59,7 +58,7 @@ def write_findings(findings: Findings, to: Path) -> Path:
     figures = draw_findings(findings)
     for name, figure in figures.items():
         save_figure(figure, place, name)
-    drawn = {name: _address((place / f"{name}.svg").read_bytes()) for name in figures}
+    drawn = {name: svg_address((place / f"{name}.svg").read_bytes()) for name in figures}
     (to / PAGE).write_text(_page(findings, drawn), encoding="utf-8")
     return to / PAGE
 
@@ -69,10 +68,6 @@ def _for_papers(findings: Findings) -> dict[str, TextTable]:
     found = {"gains": _gains(findings), "fairness": _fairness(findings), "costs": _costs(findings)}
     found["pivot"] = _pivot(findings)
     return {name: table for name, table in found.items() if table.rows}
-
-
-def _address(svg: bytes) -> str:
-    return f"data:image/svg+xml;base64,{base64.b64encode(svg).decode()}"
 
 
 def _page(findings: Findings, drawn: dict[str, str]) -> str:

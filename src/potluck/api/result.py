@@ -13,6 +13,7 @@ from torch import nn
 
 from potluck.analysis.read import StoredRun, read_run
 from potluck.api.analyse import Analysis, Scope, analysis_of
+from potluck.api.attack import Attack, Effort, attack_on
 from potluck.api.export import Exported, export
 from potluck.api.frames import clients_frame, rounds_frame
 from potluck.core.federation import ClientId
@@ -158,6 +159,40 @@ class RunResult:
         """
         scope = Scope(measure, chosen, alone, target, clients, examples, bins)
         return analysis_of(folders_of([self, *others]), scope)
+
+    def attack(
+        self,
+        *,
+        images: int = 16,
+        steps: int = 2000,
+        canaries: int = 512,
+        seed: int = 0,
+        lpips: str | Path | None = None,
+        chosen: bool = False,
+        tell: Callable[[str], None] = lambda words: None,
+    ) -> Attack:
+        """What `potluck attack` finds: what a server that is curious learns of the clients from one more round.
+
+        The round is run in memory, with all clients; a folder stays as it is.
+
+        Args:
+            images: how many examples are looked for in features, over all clients.
+            steps: of the search for each.
+            canaries: examples of which a private release is audited; more show a larger epsilon.
+            seed: of the attacker's draws.
+            lpips: a file of the weights of LPIPS; without it they are random, and the number has another name.
+            chosen: as in `model`.
+            tell: is called with what is being done.
+
+        Raises:
+            ConfigError: a value is wrong.
+            CheckpointError: the folder's checkpoint is damaged, or its data or code have changed.
+            DataError: its data are missing.
+            ClientFailure: a client fails in that round.
+        """
+        effort = Effort(images, steps, canaries, seed, Path(lpips) if lpips is not None else None)
+        title = f"{self.method} on {self.dataset}, seed {self.seed}"
+        return attack_on(self._trained(chosen), title, self.metric, effort, tell)
 
     def __repr__(self) -> str:
         last = next((record for record in reversed(self.rounds) if record.evaluated), None)

@@ -211,11 +211,13 @@ class ReleasesFeatures(SharesWeights[P]):
 
     Attributes:
         feature_training: whether features are sent at all.
+        feature_batch: pairs that a client sends.
         noise: of features in training, which is no private mechanism.
         privacy: the mechanism; None sends features as they are.
     """
 
     feature_training: bool
+    feature_batch: int
     noise: float
     privacy: FeaturePrivacy | None
 

@@ -17,8 +17,8 @@ from potluck.core.method import Method
 from potluck.core.nets.weights import Weights
 from potluck.core.requests.inference import predict
 from potluck.engine.client.runtime import ClientRuntime
+from potluck.engine.executors.hearing import Hearing
 from potluck.engine.rounds.engine import Engine
-from potluck.testing.hearing import Hearing
 from potluck.testing.worlds import World, quick, toy_federation
 
 _WORLD = World(batchnorm=True)  # whose clients differ in depth, and in what they can train

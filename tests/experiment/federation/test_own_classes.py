@@ -11,12 +11,12 @@ from potluck.core.message import Message
 from potluck.core.nets.classes import own_classes_of
 from potluck.core.nets.weights import parameters_of
 from potluck.core.requests.inference import predict
+from potluck.engine.executors.hearing import Hearing
 from potluck.engine.rounds.engine import Engine
 from potluck.experiment.federation.assemble import assemble
 from potluck.experiment.settings.resolve import resolve
 from potluck.methods import get_method, list_methods
 from potluck.records import CHECKPOINT, LAST, Checkpoint
-from potluck.testing.hearing import Hearing
 from potluck.testing.worlds import quick
 
 OWN = {

@@ -44,6 +44,7 @@ _COMMANDS = {
     "new": looking.new,
     "report": comparing.report,
     "analyse": comparing.analyse,
+    "attack": comparing.attack,
     "watch": running.watch,
     "compare": comparing.compare,
     "sweep": comparing.sweep,

@@ -1,4 +1,4 @@
-"""Commands that look at several runs: `compare`, `sweep`, `reproduce`, which start them; `report` and others."""
+"""Commands that look at runs: `compare`, `sweep`, `reproduce`, which start them; `report`, `attack` and others."""
 
 from pathlib import Path
 from typing import Annotated
@@ -173,6 +173,38 @@ def analyse(
         typer.echo(line)
     if show and typer.launch(page.resolve().as_uri()) != 0:
         typer.echo(f"Found no browser; open {page} yourself.", err=True)
+
+
+def attack(
+    folder: Annotated[Path, typer.Argument(help="A run.", autocompletion=completion.of_folders)],
+    to: Annotated[Path | None, typer.Option(help="Folder to write to. Default: the run's folder.")] = None,
+    images: Annotated[int, typer.Option(help="Look for so many examples in features.", min=1)] = 16,
+    steps: Annotated[int, typer.Option(help="Of the search for each.", min=1)] = 2000,
+    canaries: Annotated[int, typer.Option(help="Audit a private release by so many examples.", min=2)] = 512,
+    seed: Annotated[int, typer.Option(help="Of the attacker's draws.", min=0)] = 0,
+    lpips: Annotated[
+        Path | None, typer.Option(help="Weights of LPIPS on AlexNet. Default: a random trunk, under that name.")
+    ] = None,
+    chosen: Annotated[
+        bool, typer.Option("--chosen", help="After the round that is best on validation parts, not the last.")
+    ] = False,
+    show: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
+) -> None:
+    """Attack a run as its server could: classes, members and inputs of its clients, and what its privacy is worth."""
+    stages.show_stages("starting")
+    from potluck.api.result import open_run
+
+    found = open_run(folder).attack(
+        images=images, steps=steps, canaries=canaries, seed=seed, lpips=lpips, chosen=chosen, tell=stages.show_stages
+    )
+    page = found.write(to or folder)
+    stages.clear()
+    for line in (*found.sentences, *found.found.remarks, page):
+        typer.echo(line)
+    if show and typer.launch(page.resolve().as_uri()) != 0:
+        typer.echo(f"Found no browser; open {page} yourself.", err=True)
+    if found.broken:
+        raise typer.Exit(1)
 
 
 def twin(

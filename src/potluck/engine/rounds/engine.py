@@ -116,6 +116,11 @@ class Engine:
         self.executor.start(self._host)
         return self.method.init(self.server(0))
 
+    @property
+    def runtime(self) -> ClientRuntime:
+        """What runs the clients' half in this process."""
+        return self._host
+
     def close(self) -> None:
         """Close the executor; it starts again if needed."""
         self.executor.close()

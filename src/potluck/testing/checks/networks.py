@@ -18,6 +18,7 @@ from potluck.core.requests.examples import Examples
 from potluck.engine.client.runtime import ClientRuntime, Outcome
 from potluck.engine.client.session import Answer
 from potluck.engine.executors import Pending
+from potluck.engine.executors.hearing import Hearing
 from potluck.engine.executors.sequential import Sequential
 from potluck.engine.executors.stacked import Stacked
 from potluck.engine.rounds.engine import Engine
@@ -25,7 +26,6 @@ from potluck.models.contract import StagedNet
 from potluck.parts.crosslayer import InCo
 from potluck.testing.checks.classes import with_own_classes
 from potluck.testing.checks.subjects import Overrides, Subject, all_bytes, engine_for
-from potluck.testing.hearing import Hearing
 from potluck.testing.worlds import CLASSES, World, quick, run_rounds, toy_federation
 
 _QUARTER = 0.25

@@ -12,11 +12,11 @@ import tomli_w
 from potluck.core.message import Message, Traffic
 from potluck.core.method import Method
 from potluck.core.schema import Misfit, Schema
+from potluck.engine.executors.hearing import Hearing
 from potluck.experiment.settings.strict import typed
 from potluck.experiment.settings.tables import without_none
 from potluck.testing.checks.subjects import Overrides, Subject, engine_for
 from potluck.testing.corruptions import corruptions
-from potluck.testing.hearing import Hearing
 from potluck.testing.limits import limits_of, section
 from potluck.testing.wire import WirePlace, applying, check_size, documented
 from potluck.testing.worlds import CLASSES, World, assigned, quick, run_rounds

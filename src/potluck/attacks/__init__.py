@@ -1,0 +1,1 @@
+"""Attacks on what a run sends: the mathematics, on arrays and networks; `potluck.api.attack` carries them out."""
