@@ -8,7 +8,7 @@ from potluck.attacks.exposed import inverted, membership
 from potluck.attacks.overheard import overhear
 from potluck.core.ground.errors import ConfigError
 from potluck.core.message import Message
-from potluck.core.nets.weights import learnt_of
+from potluck.core.nets.weights import learnt_of, parameters_of
 from potluck.engine.executors.hearing import Hearing
 from potluck.engine.rounds.engine import Engine
 from potluck.methods import get_method
@@ -54,6 +54,19 @@ def test_changes_of_weights_are_read_as_the_weights_that_clients_have():
     for method in ("fednova", "scaffold"):
         for name, tensor in nets["fedavg"].items():
             assert torch.allclose(nets[method][name], tensor, atol=1e-5), (method, name)
+
+
+@pytest.mark.parametrize("method", ["fjord", "depthfl"])
+def test_a_narrower_or_shallower_network_is_put_together_from_its_reply(method):
+    world = World(clients=4, labels=2).fit_for(get_method(method)())
+    found, sizes = overhear(*after(method, world=world)), set[int]()
+    for client, heard in found.heard.items():
+        own = parameters_of(returned_net(heard, found))
+        assert all(torch.equal(tensor, heard.reply["weights"][name]) for name, tensor in own.items())
+        assert membership(heard, found).area.members == len(found.engine.federation.sites[client].train)
+        assert class_evidence(heard, found).source == "bias of the last layer"
+        sizes.add(sum(tensor.numel() for tensor in own.values()))
+    assert len(sizes) > 1
 
 
 def test_a_network_of_which_a_part_is_sent_is_not_made_up():

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from potluck.models.split import split
 _TOLD = {"counts": "counts", "shares": "shares of classes"}
 _LABELS = {"labels": "labels", "targets": "labels", "studied": "classes of its gradients"}
 _OUTPUTS = ("logits", "predictions")
+_DEEPEST = 6  # blocks of a shallower network that is tried
 _CHANGES = {"dy": 1.0, "d": -1.0}
 """Entries that are changes of the weights that were sent, and their sign."""
 
@@ -100,11 +102,11 @@ def outputs_on_public(heard: Heard, overheard: Overheard) -> tuple[Tensor, Tenso
 
 
 def _nets(heard: Heard, server: Server) -> Iterator[nn.Module]:
-    """New networks that the reply may be of."""
-    width = heard.sent.get("rate", 1.0)
-    for name in (server.roster[heard.client].architecture, None):
+    """New networks that the reply may be of: the client's or the common one, whole, narrower or shallower."""
+    width, names = float(heard.sent.get("rate", 1.0)), (server.roster[heard.client].architecture, None)
+    for name, depth in [*((name, None) for name in names), *product(names, range(_DEEPEST, 0, -1))]:
         try:
-            yield server.build(name, width=float(width))
+            yield server.build(name, width=width, depth=depth)
         except (ConfigError, ValueError, TypeError):
             continue
 

@@ -22,7 +22,7 @@ from potluck.core.requests.examples import Examples
 from potluck.core.requests.inference import predict
 from potluck.models.split import split
 
-_IMITATION, _RATE = 300, 0.01
+_IMITATION, _RATE = 150, 0.01
 _TOGETHER = 128  # examples whose distances to all that was sent are computed at once
 
 
