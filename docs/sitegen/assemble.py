@@ -48,6 +48,7 @@ SECTIONS = {
             "compare",
             "report",
             "analyse",
+            "attack",
             "follow-a-run",
         ),
     ),

@@ -139,3 +139,10 @@ def test_features_are_inverted_by_the_best_network_that_the_server_has():
     assert one.images is None  # rows of numbers
     found = overhear(*after("fedgkt"))
     assert extracting_net(found.heard[0], found)[1] == "initial weights, which all know"
+
+
+def test_a_layer_of_a_head_that_puts_out_no_classes_is_not_taken_for_the_last_one():
+    world = World(clients=4, batchnorm=True, labels=2).fit_for(get_method("hypemefed")())
+    found = overhear(*after("hypemefed", world=world))
+    evidence = [class_evidence(heard, found) for heard in found.heard.values()]
+    assert all(one is None or one.shares.shape == (4,) for one in evidence)

@@ -1,4 +1,4 @@
-"""How little privacy a mechanism can have, judged by one run of it: guesses about many coins.
+"""How little privacy a mechanism can have, as one run of it shows: guesses about many coins.
 
 Steinke, Nasr, Jagielski. Privacy auditing with one (1) training run. NeurIPS 2023. https://arxiv.org/abs/2305.08846.
 

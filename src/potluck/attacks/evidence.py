@@ -140,13 +140,18 @@ def _fits(known: Mapping[str, Tensor], name: str, like: Tensor) -> bool:
 def _head_change(heard: Heard, overheard: Overheard) -> Tensor | None:
     """How far training has moved the last layer's bias; its weights, summed over inputs, if it has none."""
     others = [other for client, other in overheard.heard.items() if client != heard.client]
+    own = overheard.engine.federation.classes_of(heard.client)
+    widths = {overheard.engine.federation.num_classes} | (set() if own is None else {len(own.numbers)})
     for net in _nets(heard, overheard.engine.server(0)):
         if split_problem(net) is not None or split(net).head_problem() is not None:
             continue
         prefix = split(net).head_prefix
-        for kind in ("bias", "weight"):
-            if prefix + kind in parameters_of(net) and (moved := _moved(heard, others, prefix + kind)) is not None:
-                return moved if kind == "bias" else moved.flatten(1).sum(1)
+        for name in (f"{prefix}bias", f"{prefix}weight"):
+            parameter = parameters_of(net).get(name)
+            if parameter is None or len(parameter) not in widths:
+                continue  # a head of several layers may have one of this name that does not put out classes
+            if (moved := _moved(heard, others, name)) is not None and len(moved) in widths:
+                return moved.flatten(1).sum(1) if moved.dim() > 1 else moved
     return None
 
 

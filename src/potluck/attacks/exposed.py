@@ -59,7 +59,7 @@ class Inverted:
 def inverted(heard: Heard, overheard: Overheard, count: int, steps: int, seed: int) -> Inverted:
     """Inputs for the first features of a client's reply.
 
-    Which example a row is of is judged by the client's own network, without noise: the one with the nearest features.
+    Which example a row is of is told by the client's own network, without noise: the one with the nearest features.
 
     Raises:
         ConfigError: there are no features in it that a network has made of inputs.
@@ -133,7 +133,7 @@ class Told:
 
 
 def membership(heard: Heard, overheard: Overheard) -> Told:
-    """Tell a client's training examples from its own test examples, which the attacker has all to choose from.
+    """Tell a client's training examples from its own test part, which the attacker has all to choose from.
 
     Raises:
         ConfigError: there is nothing in the reply to tell them by, or the client has too few.
