@@ -141,7 +141,7 @@ def _head_change(heard: Heard, overheard: Overheard) -> Tensor | None:
     """How far training has moved the last layer's bias; its weights, summed over inputs, if it has none."""
     others = [other for client, other in overheard.heard.items() if client != heard.client]
     own = overheard.engine.federation.classes_of(heard.client)
-    widths = {overheard.engine.federation.num_classes} | (set() if own is None else {len(own.numbers)})
+    widths = {overheard.engine.federation.num_classes} | (set[int]() if own is None else {len(own.numbers)})
     for net in _nets(heard, overheard.engine.server(0)):
         if split_problem(net) is not None or split(net).head_problem() is not None:
             continue
