@@ -6,6 +6,7 @@ byte by byte; everything that depends on a clock goes to `timings.jsonl` and `ma
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
@@ -25,6 +26,7 @@ PROGRESS, TRACKED = "progress.json", "trackers.json"
 PARTITION, BY_CLASS = "partition.json", "classes.json"
 BUDGETS = "budgets.json"
 CHECKPOINT, LAST, BEST = "checkpoint", "last.json", "best.json"
+_KEPT = re.compile(r"round-(\d+)\.json")
 
 CHECKPOINT_SCHEMA = 3
 """The schema of `last.json` and `best.json`. The first had no records and no configuration; the second kept the state
@@ -52,7 +54,7 @@ TITLES_OF_A_CLIENT: Mapping[Measure, str] = {
 MAIN_MEASURES: tuple[Measure, ...] = ("personal", "common", "global")
 """Those that tables and summaries show where there is room for a few."""
 
-_NO_MATTER = ("seed", "rounds", "executor", "workers", "track", "rounds_close", "budgets")
+_NO_MATTER = ("seed", "rounds", "executor", "workers", "track", "rounds_close", "budgets", "keep_every")
 """Settings of a run that do not make it another experiment. Of `rounds_close` a quorum above 1 and over-selecting do,
 and all of it in a run with a twin."""
 
@@ -399,6 +401,17 @@ class Progress:
             return cls(**{spec.name: content[spec.name] for spec in fields(cls)})
         except (OSError, ValueError, KeyError, TypeError):
             return None
+
+
+def name_of_kept(number: int) -> str:
+    """The name of the file of a kept round's checkpoint."""
+    return f"round-{number:06}.json"
+
+
+def kept_rounds(folder: Path) -> dict[int, Path]:
+    """By round the files of the kept checkpoints in a folder of checkpoints, in ascending order."""
+    found = {int(match[1]): path for path in folder.glob("round-*.json") if (match := _KEPT.fullmatch(path.name))}
+    return dict(sorted(found.items()))
 
 
 def experiment_hash(config: dict[str, Any]) -> str:

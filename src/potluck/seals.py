@@ -16,7 +16,7 @@ from potluck.core.ground.errors import CheckpointError
 from potluck.records import CHECKPOINT, CLIENTS, CONFIG, LAST, ROUNDS, Checkpoint, Extent
 
 SettingsTree = dict[str, Any]
-FREE = ("rounds", "workers", "memory_gib", "track", "rounds_close", "budgets")
+FREE = ("rounds", "workers", "memory_gib", "track", "rounds_close", "budgets", "keep_every")
 """Keys of the table `run` that may change when a run is resumed, since they change no bit of finished rounds."""
 
 _NEEDED = {"method": ("name",), "federation": ("dataset", "clients"), "run": ("seed", "rounds")}

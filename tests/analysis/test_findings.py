@@ -13,6 +13,7 @@ from potluck.analysis.findings_page import write_findings
 from potluck.analysis.inside import EVERYBODY, Calibrated, Inside, StageOf, feature_map, similarities
 from potluck.analysis.numbers.calibration import calibration
 from potluck.analysis.numbers.drift import drift
+from potluck.analysis.numbers.similarity import gram
 from potluck.analysis.read import read_run
 from potluck.core.ground.errors import ConfigError
 
@@ -34,7 +35,7 @@ def inside():
 
     def of(name, experiment):
         stages = [
-            StageOf.of(client, stage, f"layer{stage}", found, found.mean((2, 3)))
+            StageOf(client, stage, f"layer{stage}", gram(found), found.mean((2, 3)))
             for client in range(3)
             for stage in range(2)
             for found in [draws.normal(size=(24, 3, 2, 2))]

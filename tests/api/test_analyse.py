@@ -142,6 +142,30 @@ def test_analyse__says_who_profits_beside_other_runs(small):
     assert "With fedavg" in str(found)
 
 
+@pytest.mark.slow
+def test_analyse__draws_over_the_rounds_that_a_run_has_kept(small, tmp_path):
+    settings = {"run.keep_every": 1}
+    long, short = small("local", rounds=3, settings=settings), small("local", rounds=1)
+    found, before = long.analyse(examples=40), short.analyse(examples=40)
+    curve = found.frames["similarity_by_round"]
+    assert list(dict.fromkeys(curve["round"])) == [1, 2, 3]
+    for number, of in ((1, before), (3, found)):
+        rows = of.frames["similarity"].query("client != other_client and stage == other_stage")
+        ours = curve[curve["round"] == number].set_index("stage")
+        for stage, mean in rows.groupby("stage").unbiased_cka.mean().items():
+            assert ours.loc[stage, "unbiased_cka"] == pytest.approx(mean)
+    drift = found.frames["drift_by_round"].query("round == 1").reset_index()
+    assert list(drift["mean"]) == [pytest.approx(value) for value in before.frames["drift"]["mean"]]
+    separation = found.frames["separation_by_round"].silhouette_by_client
+    assert separation.iloc[0] == pytest.approx(before.frames["separation"].silhouette_by_client.item())
+    assert "similarity_by_round" not in before.frames
+    page = found.write("out")
+    assert {"similarity-over-rounds.pdf", "drift-over-rounds.svg"} <= {p.name for p in page.parent.rglob("*")}
+    next((long.folder / "checkpoint").glob("round-000001.json")).write_text("{")
+    remarks = potluck.open_run(long.folder).analyse(examples=40).findings.remarks
+    assert any("no further rounds" in remark and "is damaged" in remark for remark in remarks)
+
+
 def test_analyse__looks_at_the_network_inside_what_a_method_predicts_with(small):
     proto = small("fedproto")
     found = proto.analyse(examples=30)

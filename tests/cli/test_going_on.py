@@ -13,6 +13,7 @@ import pytest
 from potluck.core.roles import ClientFailure
 from potluck.engine.disk.files import using
 from potluck.experiment.running.run import Run
+from potluck.records import Checkpoint, kept_rounds
 from potluck.testing.faults import Faulty
 
 TINY = (
@@ -75,7 +76,7 @@ def refused(outcome, *expected):
 
 @pytest.mark.slow
 def test_an_edited_configuration_is_refused_or_becomes_a_branch(potluck, started, tmp_path):
-    folder = started()
+    folder = started(more="run.keep_every=1")
     config = folder / "config.toml"
     config.write_text(config.read_text().replace("lr = 0.01", "lr = 0.5").replace("threads = 1", "threads = 2"))
     before = content(folder)
@@ -99,6 +100,9 @@ def test_an_edited_configuration_is_refused_or_becomes_a_branch(potluck, started
     rounds = (branched / "rounds.jsonl").read_bytes()
     assert rounds.startswith((folder / "rounds.jsonl").read_bytes())
     assert rounds.count(b"\n") == 3
+    kept = kept_rounds(branched / "checkpoint")
+    assert list(kept) == [1, 2, 3]
+    assert all((branched / "checkpoint" / name).is_file() for name in Checkpoint.read(kept[1]).files)
     assert parent["config"]["method"]["training"]["lr"] == 0.01
     assert potluck(f"run --resume {branched} run.rounds=4").code == 0
 

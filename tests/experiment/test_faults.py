@@ -14,14 +14,15 @@ from potluck.experiment.settings.presets import experiment_for
 from potluck.testing.faults import FAULTS, Faulty, Killed
 from potluck.testing.worlds import World, toy_federation
 
-WRITTEN = ("config.toml", "rounds.jsonl", "clients.jsonl", "checkpoint/last.json", "checkpoint/best.json")
+RECORDS = ("config.toml", "rounds.jsonl", "clients.jsonl")
+WRITTEN = (*RECORDS, *(f"checkpoint/{name}.json" for name in ("last", "best", "round-000001")))
 ASSEMBLY = Assembly(toy_federation(World(clients=2, architectures=1)), "data", "parts")
 
 
 @cache
 def asked(rounds):
     words = ["method.training.epochs=1", "method.training.batch_size=64", "run.executor=sequential"]
-    return experiment_for("local", [*words, "run.common_test=false", f"run.rounds={rounds}"])
+    return experiment_for("local", [*words, "run.common_test=false", "run.keep_every=1", f"run.rounds={rounds}"])
 
 
 def played(folder, rounds=2, disk=None):

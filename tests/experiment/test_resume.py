@@ -7,11 +7,13 @@ import re
 
 import pytest
 
-from potluck.core.ground.errors import CheckpointError
+from potluck.core.ground.errors import CheckpointError, ConfigError
 from potluck.experiment.results.records import rounds_of
-from potluck.experiment.settings.schema import RoundsClose
+from potluck.experiment.running.run import Run
+from potluck.experiment.settings.schema import RoundsClose, RunConfig
 from potluck.methods import get_method
-from potluck.records import Checkpoint
+from potluck.records import Checkpoint, kept_rounds
+from potluck.testing.worlds import World, toy_federation
 
 LOCAL = get_method("local")
 
@@ -181,6 +183,20 @@ def test_length_memory_workers_and_when_rounds_close_may_change(play):
     play(LOCAL, rounds=1)
     close = RoundsClose(quorum=3, deadline_s=5.0, patience_s=60.0)
     assert play(LOCAL, rounds=2, memory_gib=0.5, workers=2, rounds_close=close).checkpoint == whole.checkpoint
+
+
+def test_keeping_rounds_changes_nothing_and_may_begin_later(play, tmp_path):
+    whole = play(LOCAL, "whole", rounds=4)
+    play(LOCAL, rounds=1)
+    assert play(LOCAL, rounds=4, keep_every=2).checkpoint == whole.checkpoint
+    folders = [tmp_path / name / "checkpoint" for name in ("whole", "run")]
+    assert [list(kept_rounds(folder)) for folder in folders] == [[], [2, 4]]
+    assert (folders[0] / "last.json").read_bytes() == (folders[1] / "last.json").read_bytes()
+
+
+def test_rounds_are_kept_in_a_folder_alone(play):
+    with pytest.raises(ConfigError, match=r"run\.keep_every: found 2; expected a run with a folder to keep it in"):
+        Run(LOCAL(), toy_federation(World()), RunConfig(keep_every=2))
 
 
 def test_fewer_rounds_than_are_played_are_refused(play):

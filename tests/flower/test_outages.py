@@ -244,3 +244,8 @@ def test_all_are_needed_where_no_failure_is_tolerated(played, tmp_path):
 def test_a_quorum_beyond_the_cohort_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="quorum: expected at most the 3 of a cohort, found 4"):
         serve(Loopback({}), tree(quorum=4), tmp_path)
+
+
+def test_keeping_rounds_is_refused_where_clients_keep_their_states(tmp_path):
+    with pytest.raises(ConfigError, match="keep_every: found 1; expected none with clients on other machines"):
+        serve(Loopback({}), {**tree(), "run": {"rounds": 1, "keep_every": 1}}, tmp_path)

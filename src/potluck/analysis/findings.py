@@ -88,6 +88,7 @@ class Findings:
             "bins": [row for inside in self.inside for row in _of_bins(inside)],
             "separation": [_of_map(inside, inside.map) for inside in self.inside if inside.map],
             "map": [{**_run(one), **_flat(point)} for one in self.inside if one.map for point in one.map.points],
+            **_over_rounds([one for one in self.inside if len(one.moments) > 1]),
         }
         return {name: rows for name, rows in found.items() if rows}
 
@@ -288,6 +289,24 @@ def _of_map(inside: Inside, found: Map) -> dict[str, Any]:
         "points": len(found.points),
         "silhouette_by_client": found.by_client,
         "silhouette_by_class": found.by_class,
+    }
+
+
+def _over_rounds(inside: Sequence[Inside]) -> dict[str, Numbers]:
+    """What curves over rounds are drawn of."""
+    moments = [({**_run(one), "round": moment.round}, moment) for one in inside for moment in one.moments]
+    return {
+        "similarity_by_round": [
+            {**of, "stage": stage, "cka": exact, "unbiased_cka": unbiased}
+            for of, moment in moments
+            for stage, (exact, unbiased) in moment.similarity.items()
+        ],
+        "separation_by_round": [
+            {**of, "silhouette_by_client": moment.by_client, "silhouette_by_class": moment.by_class}
+            for of, moment in moments
+            if moment.by_client is not None
+        ],
+        "drift_by_round": [{**of, **_flat(row)} for of, moment in moments for row in moment.drift],
     }
 
 

@@ -11,7 +11,8 @@ from potluck.analysis.export import TextTable, caption, latex, table_of, target_
 from potluck.analysis.findings import Findings, as_csv, points
 from potluck.analysis.groups import group, heading
 from potluck.analysis.pivot import pivot_of
-from potluck.analysis.plots.findings import draw_findings, save_figure
+from potluck.analysis.plots.findings import draw_findings
+from potluck.analysis.plots.panels import save_figure
 from potluck.analysis.rendering import NOTHING, score, svg_address, template
 from potluck.records import TITLES, TITLES_OF_A_CLIENT
 
@@ -99,7 +100,7 @@ def _parts(findings: Findings, drawn: dict[str, str]) -> dict[str, list[Shown]]:
     def figures(title: str, words: str, *names: str) -> Shown:
         return Shown(title, figures=tuple((name, drawn[name]) for name in names if name in drawn), words=words)
 
-    heatmaps, maps = ([name for name in drawn if name.startswith(kind)] for kind in ("heatmaps", "map"))
+    heatmaps, maps = ([name for name in drawn if name.startswith(kind)] for kind in ("heatmaps-", "map-"))
     return {
         "Who profits, who loses": [
             Shown("Experiments beside training alone", _gains(findings), words=_ON_GAINS),
@@ -118,11 +119,14 @@ def _parts(findings: Findings, drawn: dict[str, str]) -> dict[str, list[Shown]]:
             figures("CKA between clients, by stage", _ON_SIMILARITY, "similarity"),
             figures("Client by client, and stage by stage", "Unbiased linear CKA, mean over seeds.", *heatmaps),
             Shown("Mean over pairs of clients", _similarity(findings)),
+            figures("CKA between clients, over rounds", _ON_ROUNDS, "similarity-over-rounds"),
             figures("Features before the head, in two dimensions", _ON_MAPS, *maps),
             Shown("Silhouette of these features", _separation(findings)),
+            figures("Silhouette over rounds", _ON_ROUNDS, "silhouette-over-rounds"),
         ],
         "How far weights are apart": [
             figures("By layer", _ON_DRIFT, "drift"),
+            figures("Over rounds", _ON_ROUNDS, "drift-over-rounds"),
             Shown("Layers", _drift(findings)),
         ],
         "How sure predictions are": [
@@ -153,6 +157,7 @@ _ON_MAPS = (
     " components and by t-SNE, coloured by client and by class."
 )
 _ON_DRIFT = "Distance of a layer's weights to their mean over clients, over that mean's length; mean over clients."
+_ON_ROUNDS = "After the rounds that runs have kept; mean over seeds, where all have the round."
 _ON_CALIBRATION = (
     "On the dotted line predictions are right as often as they are sure. ECE: mean gap to it over bins of confidence."
     " Brier: squared distance of probabilities to the actual class."

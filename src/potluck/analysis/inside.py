@@ -1,20 +1,23 @@
 """What the trained models of a run show of themselves, as rows of tables: similarity, drift and calibration."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from potluck.analysis.numbers.calibration import Reliability
-from potluck.analysis.numbers.drift import Drift
+from potluck.analysis.numbers.drift import Drift, drift
 from potluck.analysis.numbers.projection import neighbours, principal, silhouette
-from potluck.analysis.numbers.similarity import Directions, canonical, cka, directions, gram, unbiased_cka
+from potluck.analysis.numbers.similarity import Directions, canonical, cka, directions, unbiased_cka
 
 SVCCA_KEPT = 0.99
 EVERYBODY = "all"
+Labels = Sequence[int] | None
+"""Classes of examples; None of tasks without."""
 _POINTS = 500  # of a picture, which more would fill
 
 
@@ -27,7 +30,6 @@ class StageOf:
         stage: counted from 0; `place` is the stage's name in the network, empty if it has none.
         gram: inner products of all activations, see `potluck.analysis.numbers.similarity.gram`.
         means: (n, channels), the mean over positions.
-        whole: the directions of these; `main` those with 99 % of the variance.
     """
 
     client: int
@@ -35,14 +37,16 @@ class StageOf:
     place: str
     gram: NDArray[np.float64]
     means: NDArray[Any]
-    whole: Directions
-    main: Directions
 
-    @classmethod
-    def of(cls, client: int, stage: int, place: str, activations: NDArray[Any], means: NDArray[Any]) -> "StageOf":
-        """A stage with these activations (n, ...)."""
-        both = directions(means), directions(means, SVCCA_KEPT)
-        return cls(client, stage, place, gram(activations), means, *both)
+    @cached_property
+    def whole(self) -> Directions:
+        """The directions of the means."""
+        return directions(self.means)
+
+    @cached_property
+    def main(self) -> Directions:
+        """Those with 99 % of the variance."""
+        return directions(self.means, SVCCA_KEPT)
 
 
 @dataclass(frozen=True)
@@ -125,6 +129,29 @@ class Map:
 
 
 @dataclass(frozen=True)
+class Moment:
+    """What curves over rounds show, after one round.
+
+    Attributes:
+        round: its number.
+        similarity: by stage, CKA and unbiased CKA of that stage of two clients, mean over the pairs of clients.
+        drift: layer by layer.
+        by_client: mean silhouette of the clients' features, as of a `Map`; `by_class` of the classes'.
+    """
+
+    round: int
+    similarity: Mapping[int, tuple[float, float]]
+    drift: tuple[Drift, ...]
+    by_client: float | None = None
+    by_class: float | None = None
+
+    @property
+    def mean_drift(self) -> float | None:
+        """Mean over layers; None if no two networks have one in common."""
+        return float(np.mean([row.mean for row in self.drift])) if self.drift else None
+
+
+@dataclass(frozen=True)
 class Inside:
     """What was computed of the models of one run.
 
@@ -138,6 +165,7 @@ class Inside:
         map: of features; None where no two clients' have one width.
         calibration: of all clients together, of each architecture's, then of each client's.
         remarks: what could not be computed, and why.
+        moments: what the models of rounds show that the run has kept, of this round among them, in order.
     """
 
     name: str
@@ -149,6 +177,7 @@ class Inside:
     calibration: tuple[Calibrated, ...] = ()
     map: Map | None = None
     remarks: tuple[str, ...] = ()
+    moments: tuple[Moment, ...] = ()
 
     def between_clients(self) -> dict[int, tuple[float, float]]:
         """By stage, CKA and unbiased CKA of that stage of two clients, mean over the pairs of clients."""
@@ -158,6 +187,46 @@ class Inside:
                 found.setdefault(row.stage, []).append((row.cka, row.unbiased_cka))
         means = {stage: np.asarray(values).mean(0) for stage, values in sorted(found.items())}
         return {stage: (float(exact), float(unbiased)) for stage, (exact, unbiased) in means.items()}
+
+    @property
+    def moment(self) -> Moment:
+        """What of this round a curve shows."""
+        separation = (self.map.by_client, self.map.by_class) if self.map else (None, None)
+        return Moment(self.round, self.between_clients(), self.drift, *separation)
+
+
+def moment_of(
+    number: int, stages: Sequence[StageOf], networks: Mapping[int, Mapping[str, NDArray[Any]]], labels: Labels
+) -> Moment:
+    """What curves show after a round, without what only the last one is asked for.
+
+    Args:
+        number: of the round.
+        stages: of each client, on the same examples.
+        networks: by client the trained tensors by name.
+        labels: the examples' classes.
+    """
+    by_stage: dict[int, list[StageOf]] = {}
+    for stage in stages:
+        by_stage.setdefault(stage.stage, []).append(stage)
+    similar = {
+        number: _mean_of_pairs([stage.gram for stage in alike])
+        for number, alike in sorted(by_stage.items())
+        if len(alike) > 1
+    }
+    mapped = _mapped(last_stages(stages), labels)
+    separation = mapped.separation if mapped else (None, None)
+    return Moment(number, similar, tuple(drift(networks)), *separation)
+
+
+def last_stages(stages: Sequence[StageOf]) -> list[StageOf]:
+    """The last stage of each client, before its head."""
+    return list({stage.client: stage for stage in stages}.values())
+
+
+def _mean_of_pairs(grams: Sequence[NDArray[np.float64]]) -> tuple[float, float]:
+    pairs = np.triu_indices(len(grams), 1)
+    return float(cka(grams)[pairs].mean()), float(unbiased_cka(grams)[pairs].mean())
 
 
 def similarities(stages: Sequence[StageOf]) -> list[Similarity]:
@@ -171,39 +240,56 @@ def similarities(stages: Sequence[StageOf]) -> list[Similarity]:
     ]
 
 
-def feature_map(last: Sequence[StageOf], labels: Sequence[int] | None) -> Map | None:
+def feature_map(last: Sequence[StageOf], labels: Labels) -> Map | None:
     """The features behind these last stages, of the clients that have the width of most; None for fewer than two.
 
     Args:
         last: of each client, on the same examples.
         labels: the examples' classes.
     """
-    if not last:
+    found = _mapped(last, labels)
+    if found is None:
         return None
-    width = Counter(stage.means.shape[1] for stage in last).most_common(1)[0][0]
+    places = np.hstack([principal(found.features), neighbours(found.features)]).tolist()
+    classes = found.classes or [None] * len(places)
+    return Map(
+        found.clients,
+        found.features.shape[1],
+        tuple(Dot(owner, label, *at) for owner, label, at in zip(found.owners, classes, places, strict=True)),
+        *found.separation,
+    )
+
+
+@dataclass(frozen=True)
+class _Mapped:
+    """Features (n, width) of several clients on the same examples, one client's behind another's."""
+
+    clients: tuple[int, ...]
+    features: NDArray[Any]
+    owners: list[int]
+    classes: list[int] | None
+
+    @property
+    def separation(self) -> tuple[float | None, float | None]:
+        """Mean silhouettes of the clients' features and of the classes'."""
+        by_class = None if self.classes is None else silhouette(self.features, self.classes)
+        return silhouette(self.features, self.owners), by_class
+
+
+def _mapped(last: Sequence[StageOf], labels: Labels) -> _Mapped | None:
+    """The features that a map shows; None of fewer clients than two with one width."""
+    width = Counter(stage.means.shape[1] for stage in last).most_common(1)[0][0] if last else 0
     shown = [stage for stage in last if stage.means.shape[1] == width]
     if len(shown) < 2:
         return None
     count = min(len(shown[0].means), max(2, _POINTS // len(shown)))
     rows = np.linspace(0, len(shown[0].means) - 1, count).round().astype(int)
-    features = np.concatenate([stage.means[rows] for stage in shown])
-    owners = [stage.client for stage in shown for _ in rows]
-    classes = None if labels is None else [labels[row] for row in rows] * len(shown)
-    places = np.hstack([principal(features), neighbours(features)]).tolist()
-    return Map(
+    return _Mapped(
         clients=tuple(stage.client for stage in shown),
-        width=width,
-        points=tuple(Dot(*point) for point in _named(owners, classes, places)),
-        by_client=silhouette(features, owners),
-        by_class=None if classes is None else silhouette(features, classes),
+        features=np.concatenate([stage.means[rows] for stage in shown]),
+        owners=[stage.client for stage in shown for _ in rows],
+        classes=None if labels is None else [labels[row] for row in rows] * len(shown),
     )
-
-
-def _named(
-    owners: Sequence[int], classes: Sequence[int] | None, places: Sequence[Sequence[float]]
-) -> list[tuple[Any, ...]]:
-    labels = classes or [None] * len(owners)
-    return [(owner, label, *place) for owner, label, place in zip(owners, labels, places, strict=True)]
 
 
 def _similarity(one: StageOf, other: StageOf, exact: float, unbiased: float) -> Similarity:

@@ -19,6 +19,7 @@ _NOT_THE_SETTING = (
     "run.largest_value",
     "run.outlier_factor",
     "run.track",
+    "run.keep_every",
 )
 
 

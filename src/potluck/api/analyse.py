@@ -13,7 +13,7 @@ from potluck.analysis.names import labels, run_names
 from potluck.analysis.read import find_runs, read_runs
 from potluck.api.inside import Sampling, look_inside
 from potluck.core.ground.errors import PotluckError
-from potluck.experiment.folder.trained import trained_in
+from potluck.experiment.folder.trained import models_in
 from potluck.records import Measure
 
 if TYPE_CHECKING:
@@ -111,7 +111,9 @@ def analysis_of(paths: Sequence[Path], scope: Scope, tell: Callable[[str], None]
     for run, name, experiment in zip(reading.runs, names, experiments, strict=True):
         tell(f"{len(inside) + 1} of {len(reading.runs)}: the models of {name}")
         try:
-            inside.append(look_inside(trained_in(run.folder, chosen=scope.chosen), name, experiment, sampling))
+            models = models_in(run.folder)
+            trained = models.trained(chosen=scope.chosen)
+            inside.append(look_inside(trained, name, experiment, sampling, models.kept()))
         except PotluckError as problem:
             remarks.append(f"{name}: nothing of its models: {problem}")
     return Analysis(found(inside, remarks=remarks))

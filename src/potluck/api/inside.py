@@ -1,19 +1,28 @@
 """The trained models of a run on examples: what they see at each stage, how sure they are, how far apart they are."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from potluck.analysis.groups import enumerated
-from potluck.analysis.inside import EVERYBODY, Calibrated, Inside, StageOf, feature_map, similarities
+from potluck.analysis.inside import (
+    EVERYBODY,
+    Calibrated,
+    Inside,
+    StageOf,
+    feature_map,
+    last_stages,
+    moment_of,
+    similarities,
+)
 from potluck.analysis.numbers.calibration import BINS, Reliability, calibration
 from potluck.analysis.numbers.drift import drift
-from potluck.analysis.numbers.similarity import Matrix
+from potluck.analysis.numbers.similarity import Matrix, gram
 from potluck.core.federation import ClientId, Federation
-from potluck.core.ground.errors import ConfigError
+from potluck.core.ground.errors import CheckpointError, ConfigError
 from potluck.core.nets.modes import threads
 from potluck.core.nets.splitting import CannotSplit, split_problem
 from potluck.core.nets.weights import parameters_of
@@ -55,38 +64,71 @@ class Sampling:
             )
 
 
-def look_inside(trained: Trained, name: str, experiment: str, sampling: Sampling) -> Inside:
-    """What a run's models show; what cannot be computed is left out with a remark that says why."""
+def look_inside(
+    trained: Trained, name: str, experiment: str, sampling: Sampling, kept: Iterable[Trained] = ()
+) -> Inside:
+    """What a run's models show; what cannot be computed is left out with a remark that says why.
+
+    Args:
+        trained: the models.
+        name: of the run.
+        experiment: its label.
+        sampling: how closely they are looked at.
+        kept: the models of further rounds, for curves.
+    """
     federation, remarks = trained.federation, list[str]()
     examples = _shown(federation, sampling.examples)
     if examples is None:
         remarks.append(f"no similarity: there is no common test set of at least {_FEWEST} examples")
-    stages, weights, uncut = list[StageOf](), dict[ClientId, dict[str, Matrix]](), dict[str, list[ClientId]]()
-    with threads(trained.threads):
-        for client in _chosen(federation, sampling.clients):
-            net = trained.model(client)
-            try:
-                net = _cut(net)
-                stages += [] if examples is None else _stages(net, client, examples)
-            except CannotSplit as problem:
-                uncut.setdefault(f"{type(net).__name__} has no stages to compare: {problem}", []).append(client)
-            weights[client] = {key: tensor.double().numpy() for key, tensor in parameters_of(net).items()}
-        calibrated = _calibrated(trained, sampling, remarks)
-    last = {stage.client: stage for stage in stages}
     labels = examples.labels.tolist() if examples is not None and federation.task.has_classes else None
-    for problem, who in uncut.items():
+    seen = _seen(trained, sampling, examples)
+    with threads(trained.threads):
+        calibrated = _calibrated(trained, sampling, remarks)
+    for problem, who in seen.uncut.items():
         remarks.append(f"no similarity with client{'s' if len(who) > 1 else ''} {enumerated(who)}: {problem}")
-    return Inside(
+    found = Inside(
         name=name,
         experiment=experiment,
         round=trained.round,
         examples=0 if examples is None else len(examples),
-        similarity=tuple(similarities(stages)) if stages else (),
-        drift=tuple(drift(weights)),
+        similarity=tuple(similarities(seen.stages)) if seen.stages else (),
+        drift=tuple(drift(seen.weights)),
         calibration=tuple(calibrated),
-        map=feature_map(list(last.values()), labels),
-        remarks=tuple(remarks),
+        map=feature_map(last_stages(seen.stages), labels),
     )
+    moments = {found.round: found.moment}
+    try:
+        for other in kept:
+            if other.round not in moments:
+                look = _seen(other, sampling, examples)
+                moments[other.round] = moment_of(other.round, look.stages, look.weights, labels)
+    except CheckpointError as problem:
+        remarks.append(f"no further rounds: {problem}")
+    return replace(found, moments=tuple(one for _, one in sorted(moments.items())), remarks=tuple(remarks))
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """What the clients' networks are and put out after a round: stages, weights, and who has no stages, by why."""
+
+    stages: list[StageOf] = field(default_factory=list[StageOf])
+    weights: dict[ClientId, dict[str, Matrix]] = field(default_factory=dict[ClientId, dict[str, Matrix]])
+    uncut: dict[str, list[ClientId]] = field(default_factory=dict[str, list[ClientId]])
+
+
+def _seen(trained: Trained, sampling: Sampling, examples: Examples | None) -> _Seen:
+    found = _Seen()
+    with threads(trained.threads):
+        for client in _chosen(trained.federation, sampling.clients):
+            net = trained.model(client)
+            try:
+                net = _cut(net)
+                found.stages.extend([] if examples is None else _stages(net, client, examples))
+            except CannotSplit as problem:
+                why = f"{type(net).__name__} has no stages to compare: {problem}"
+                found.uncut.setdefault(why, []).append(client)
+            found.weights[client] = {key: tensor.double().numpy() for key, tensor in parameters_of(net).items()}
+    return found
 
 
 def _chosen(federation: Federation, count: int) -> list[ClientId]:
@@ -117,7 +159,7 @@ def _stages(net: nn.Module, client: ClientId, examples: Examples) -> list[StageO
     if not all(activations.isfinite().all() for activations in found):
         raise CannotSplit("they put out numbers that are NaN or infinite")
     return [
-        StageOf.of(client, number, place, activations.numpy(), _means(parts, activations))
+        StageOf(client, number, place, gram(activations.numpy()), _means(parts, activations))
         for number, (place, activations) in enumerate(zip(names, found, strict=True))
     ]
 

@@ -15,7 +15,7 @@ from potluck.core.ground.tree import pack
 from potluck.engine.disk.files import Disk, using
 from potluck.engine.disk.store import ClientStore
 from potluck.experiment.folder.checkpoint import Checkpoints, joined, parts_of
-from potluck.records import BEST, LAST, Checkpoint
+from potluck.records import BEST, LAST, Checkpoint, kept_rounds
 
 MODEL = 300_000  # numbers, more than a part has
 
@@ -84,6 +84,35 @@ def test_save_deletes_the_parts_that_no_checkpoint_needs(checkpoints, tmp_path):
     assert {path.name for path in tmp_path.glob("*.safetensors")} == last.files
     restored = Checkpoints(tmp_path, ClientStore(tmp_path)).restore(last, first)
     assert pack(vars(restored)) == pack(vars(changed(first, "1")))
+
+
+def test_save_keeps_the_rounds_that_it_is_told_to_and_each_of_their_parts_once(checkpoints, tmp_path):
+    first = state(clients=3)
+    checkpoints.save(1, first, None, None, {}, {}, keep=True)
+    checkpoints.save(2, changed(first, "1"), None, None, {}, {})
+    again = Checkpoints(tmp_path, ClientStore(tmp_path))  # as a run that is resumed
+    last = again.save(3, changed(first, "2"), None, None, {}, {}, keep=True)
+    again.save(4, changed(first, "0"), None, None, {}, {})
+    assert list(kept_rounds(tmp_path)) == [1, 3]
+    kept = [Checkpoint.read(path) for path in kept_rounds(tmp_path).values()]
+    assert kept[1] == last
+    files = kept[0].files | kept[1].files | Checkpoint.read(tmp_path / LAST).files
+    assert {path.name for path in tmp_path.glob("*.safetensors")} == files
+    assert kept[0].files & kept[1].files  # those of the clients that have not moved
+    restored = Checkpoints(tmp_path, ClientStore(tmp_path)).restore(kept[0], first)
+    assert pack(vars(restored)) == pack(vars(first))
+
+
+def test_save_forgets_kept_rounds_that_the_last_checkpoint_did_not_speak_of(checkpoints, tmp_path):
+    checkpoints.save(1, state(clients=1), None, None, {}, {}, keep=True)
+    checkpoints.save(2, state(clients=1, seed=2), None, None, {}, {}, keep=True)
+    place = kept_rounds(tmp_path)[1]
+    place.write_text("{")
+    again = Checkpoints(tmp_path, ClientStore(tmp_path))
+    last = again.save(2, state(clients=1, seed=3), None, None, {}, {})
+    assert list(kept_rounds(tmp_path)) == []
+    assert place.with_name(f"{place.name}.damaged-1").exists()
+    assert {path.name for path in tmp_path.glob("*.safetensors")} == last.files
 
 
 def test_save_mends_a_part_that_a_killed_run_left_torn(checkpoints, tmp_path):

@@ -1,7 +1,6 @@
 """Figures of an analysis, as wide as a column of a paper."""
 
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,13 +9,8 @@ from potluck.analysis.findings import Findings
 from potluck.analysis.gains import Gain
 from potluck.analysis.inside import EVERYBODY, Calibrated, Inside
 from potluck.analysis.plots.curves import COLOURS, Axes, Figure, style
-
-COLUMN = 3.4
-"""Inches, the width of a column of most papers in two columns."""
-_MOST = 6  # panels or lines, as many as colours can tell apart
-_TICKS = 24
-_MARKERS = "osD^vP"
-_FORMATS = ("svg", "pdf")
+from potluck.analysis.plots.over_rounds import draw_over_rounds
+from potluck.analysis.plots.panels import MOST, by_experiment, few, lines_of, panels_of
 
 
 def draw_findings(findings: Findings) -> dict[str, Figure]:
@@ -24,42 +18,23 @@ def draw_findings(findings: Findings) -> dict[str, Figure]:
     drawn: dict[str, Figure | None] = {
         "gains": _gains(findings),
         "similarity": _similarity(findings.inside),
-        **{f"heatmaps-{number}": _heatmaps(*one) for number, one in enumerate(_by_experiment(findings.inside), 1)},
-        **{f"map-{number}": _maps(*one) for number, one in enumerate(_by_experiment(findings.inside), 1)},
+        **{f"heatmaps-{number}": _heatmaps(*one) for number, one in enumerate(by_experiment(findings.inside), 1)},
+        **{f"map-{number}": _maps(*one) for number, one in enumerate(by_experiment(findings.inside), 1)},
         "calibration": _reliability(findings.inside),
         "drift": _drift(findings.inside),
+        **draw_over_rounds(findings.inside),
     }
     return {name: figure for name, figure in drawn.items() if figure is not None}
 
 
-def save_figure(figure: Figure, to: Path, name: str) -> None:
-    """Write a figure as SVG and as PDF; the same figure always gives the same bytes."""
-    from matplotlib import rc_context
-
-    with style(), rc_context({"svg.hashsalt": name, "svg.fonttype": "path", "pdf.fonttype": 42}):
-        figure.draw_without_rendering()
-        figure.set_layout_engine("none")  # otherwise it would move the panels a little at every drawing
-        for kind in _FORMATS:
-            date = "Date" if kind == "svg" else "CreationDate"
-            figure.savefig(to / f"{name}.{kind}", format=kind, facecolor="white", metadata={date: None})
-
-
-def _panels(height: float, columns: int = 1, *, share: bool = False) -> tuple[Figure, Sequence[Axes]]:
-    """A figure with panels beside one another, each as wide as a column."""
-    from matplotlib.figure import Figure as NewFigure
-
-    figure = NewFigure(figsize=(COLUMN * columns, height), layout="constrained")
-    return figure, list(np.atleast_1d(figure.subplots(1, columns, sharey=share)))
-
-
 def _gains(findings: Findings) -> Figure | None:
     """The clients of each experiment by their gain, with its interval over seeds."""
-    shown = findings.gains[:_MOST]
+    shown = findings.gains[:MOST]
     if not shown:
         return None
     scale = 100.0 if findings.metric.percent else 1.0
     with style():
-        figure, panels = _panels(2.6, len(shown), share=True)
+        figure, panels = panels_of(2.6, len(shown), share=True)
         for axes, gain in zip(panels, shown, strict=True):
             _gain_of_clients(axes, gain, scale)
         unit = "points" if findings.metric.percent else findings.metric.label
@@ -75,8 +50,8 @@ def _gain_of_clients(axes: Axes, gain: Gain, scale: float) -> None:
         axes.errorbar(place, scale * one.gain.mean, yerr=half, fmt="o", color=colour, markersize=3, linewidth=0.9)
     axes.axhline(0, color="#333333", linewidth=0.8)
     axes.axhline(scale * gain.over_seeds.mean, color=COLOURS[0], linewidth=0.9, linestyle="--")
-    axes.set(title=gain.experiment, xlabel="client, by gain", xticks=_few(range(len(ranked))))
-    axes.set_xticklabels([str(ranked[place].client) for place in _few(range(len(ranked)))])
+    axes.set(title=gain.experiment, xlabel="client, by gain", xticks=few(range(len(ranked))))
+    axes.set_xticklabels([str(ranked[place].client) for place in few(range(len(ranked)))])
 
 
 def _similarity(inside: Sequence[Inside]) -> Figure | None:
@@ -90,7 +65,7 @@ def _similarity(inside: Sequence[Inside]) -> Figure | None:
         axes.plot(list(found), [np.mean(values) for values in found.values()], **look)
 
     known = [one for one in inside if one.between_clients()]
-    figure = _lines(known, drawn)
+    figure = lines_of(known, drawn)
     if figure:
         figure.axes[0].set_xticks(sorted({stage for one in known for stage in one.between_clients()}))
         figure.axes[0].set(xlabel="stage, from 0", ylabel="CKA between clients, unbiased", ylim=(-0.05, 1.05))
@@ -109,9 +84,9 @@ def _heatmaps(label: str, runs: Sequence[Inside]) -> Figure | None:
                 clients.setdefault((at, of, of_other), []).append(row.unbiased_cka)
     if not clients:
         return None
-    last = sorted({at for at, *_ in clients})[1 - _MOST :]
+    last = sorted({at for at, *_ in clients})[1 - MOST :]
     with style():
-        figure, panels = _panels(3.0, 1 + len(last))
+        figure, panels = panels_of(3.0, 1 + len(last))
         for axes, stage in zip(panels, last, strict=False):
             pairs = {(of, other): values for (at, of, other), values in clients.items() if at == stage}
             _heatmap(axes, {**pairs, **{(of, of): [1.0] for of, _ in pairs}}, f"stage {stage}, client by client")
@@ -126,7 +101,7 @@ def _heatmap(axes: Axes, values: Mapping[tuple[int, int], Sequence[float]], titl
     names = sorted({name for name, _ in values})
     matrix = [[np.mean(values.get((row, column), [np.nan])) for column in names] for row in names]
     image = axes.imshow(matrix, vmin=0, vmax=1, cmap="viridis")
-    places = _few(range(len(names)))
+    places = few(range(len(names)))
     labels = [str(names[place]) for place in places]
     axes.set(title=title, xticks=places, yticks=places, xticklabels=labels, yticklabels=labels)
     axes.grid(False)
@@ -142,7 +117,7 @@ def _maps(label: str, runs: Sequence[Inside]) -> Figure | None:
     kinds = {"client": [one.client for one in found.points], "class": [one.label for one in found.points]}
     shown = {name: owners for name, owners in kinds.items() if None not in owners}
     with style():
-        figure, panels = _panels(3.0, 2 * len(shown))
+        figure, panels = panels_of(3.0, 2 * len(shown))
         left = iter(panels)
         for name, owners in shown.items():
             for title, at in (("PCA", slice(2)), ("t-SNE", slice(2, 4))):
@@ -172,7 +147,7 @@ def _reliability(inside: Sequence[Inside]) -> Figure | None:
         has = counts > 0
         axes.plot(sure[has] / counts[has], hits[has] / counts[has], **look)
 
-    figure = _lines([one for one in inside if _everybody(one)], drawn)
+    figure = lines_of([one for one in inside if _everybody(one)], drawn)
     if figure:
         axes = figure.axes[0]
         axes.plot([0, 1], [0, 1], color="#6b6b6b", linewidth=0.8, linestyle=":")
@@ -197,38 +172,10 @@ def _drift(inside: Sequence[Inside]) -> Figure | None:
         places = [place for place, name in enumerate(layers) if found[name]]
         axes.plot(places, [np.mean(found[layers[place]]) for place in places], **look)
 
-    figure = _lines(known, drawn)
+    figure = lines_of(known, drawn)
     if figure:
-        places = _few(range(len(layers)))
+        places = few(range(len(layers)))
         axes = figure.axes[0]
         axes.set(ylabel="distance to mean", xticks=places, ylim=(0, None))
         axes.set_xticklabels([layers[place] for place in places], rotation=90, fontsize=6)
     return figure
-
-
-def _lines(inside: Sequence[Inside], draw: Callable[[Axes, Sequence[Inside], dict[str, Any]], None]) -> Figure | None:
-    """One panel with a line for each experiment of these runs; None if there are none."""
-    experiments = dict(_by_experiment(inside))
-    if not experiments:
-        return None
-    with style():
-        figure, (axes,) = _panels(2.6)
-        for place, (label, runs) in enumerate(experiments.items()):
-            look = {"color": COLOURS[place % _MOST], "marker": _MARKERS[place // _MOST % _MOST], "label": label}
-            draw(axes, runs, {**look, "markersize": 3})
-        if len(experiments) > 1:
-            axes.legend(fontsize=6, frameon=False)
-    return figure
-
-
-def _by_experiment(inside: Sequence[Inside]) -> list[tuple[str, list[Inside]]]:
-    found: dict[str, list[Inside]] = {}
-    for one in inside:
-        found.setdefault(one.experiment, []).append(one)
-    return list(found.items())
-
-
-def _few(places: Sequence[int]) -> list[int]:
-    """As many of these as have room for a text each."""
-    step = max(1, -(-len(places) // _TICKS))
-    return list(places[::step])

@@ -161,9 +161,14 @@ def assemble_server(experiment: Experiment, matched: MatchedClasses | None = Non
         matched: the federation's classes; by default those of its data set.
 
     Raises:
-        ConfigError: there is no such data set, or a model cannot be built.
+        ConfigError: there is no such data set, a model cannot be built, or models of rounds are to be kept.
         DataError: public examples are needed and missing.
     """
+    if experiment.run.keep_every is not None:
+        raise ConfigError(
+            f"run.keep_every: found {experiment.run.keep_every}; expected none with clients on other machines, which"
+            " keep their latest state alone; leave it out"
+        )
     matched = matched or common_classes(experiment)
     public, test = common_of(experiment, matched)
     architectures, server_architecture = architectures_of(experiment, matched.width, matched.common.input_shape)

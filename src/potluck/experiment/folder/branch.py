@@ -9,7 +9,7 @@ from potluck.experiment.folder.checkpoint import read_checked
 from potluck.experiment.folder.folder import new_folder, open_folder, seed_manifest
 from potluck.experiment.results.records import Records
 from potluck.experiment.settings.schema import Experiment
-from potluck.records import BEST, CHECKPOINT, CONFIG, LAST, RELEASES, Checkpoint
+from potluck.records import BEST, CHECKPOINT, CONFIG, LAST, RELEASES, Checkpoint, kept_rounds
 from potluck.seals import check_continues, differences, what_matters
 
 _INHERITED = ("data_checksum", "partition_fingerprint", "initial_weights")
@@ -61,12 +61,14 @@ def _copy(folder: Path, place: Path, last: Checkpoint, settings: dict[str, objec
             with (folder / name).open("rb") as file:
                 write_atomically(place / name, file.read(extent.bytes))
     checkpoints = {LAST: dataclasses.replace(last, config=settings)}
-    try:
-        best = Checkpoint.read(folder / CHECKPOINT / BEST)
-    except CheckpointError:  # not needed to continue
-        best = None
-    if best and all((folder / CHECKPOINT / name).is_file() for name in best.files):
-        checkpoints[BEST] = best
+    kept = [path for number, path in kept_rounds(folder / CHECKPOINT).items() if number <= last.round]
+    for path in (folder / CHECKPOINT / BEST, *kept):
+        try:
+            found = Checkpoint.read(path)
+        except CheckpointError:  # not needed to continue
+            found = None
+        if found and all((folder / CHECKPOINT / name).is_file() for name in found.files):
+            checkpoints[path.name] = found
     for name in sorted({name for checkpoint in checkpoints.values() for name in checkpoint.files}):
         if name in last.state or (folder / CHECKPOINT / name).is_file():  # clients on other machines keep theirs
             write_atomically(place / CHECKPOINT / name, read_checked(folder / CHECKPOINT / name))

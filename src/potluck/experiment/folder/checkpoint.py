@@ -18,7 +18,7 @@ from potluck.core.ground.errors import CheckpointError
 from potluck.core.ground.tree import pack, unpack
 from potluck.engine.disk.files import make_folder, remove, rename, sync, write_atomically
 from potluck.engine.disk.store import ClientStore, ContentFiles
-from potluck.records import BEST, LAST, Checkpoint, Extent, Undo
+from potluck.records import BEST, LAST, Checkpoint, Extent, Undo, kept_rounds, name_of_kept
 
 log = logging.getLogger(__name__)
 _PART_BYTES = 2**18
@@ -32,6 +32,7 @@ class Checkpoints:
         self._folder = folder
         self._store = store
         self._content = ContentFiles()
+        self._kept: set[str] | None = None  # files that kept rounds need; None until they are looked for
 
     def prepare(self) -> None:
         """Make the folder, and delete partial files of a killed run.
@@ -53,6 +54,8 @@ class Checkpoints:
         records: dict[str, Extent],
         config: dict[str, Any],
         undo: Undo | None = None,
+        *,
+        keep: bool = False,
     ) -> Checkpoint:
         """Write the state after round `number`; the best round's checkpoint is kept beside the last one.
 
@@ -64,6 +67,7 @@ class Checkpoints:
             records: the extent of the records that the checkpoint refers to.
             config: the run's settings.
             undo: what the round can be undone with, all of whose files the last checkpoint named.
+            keep: whether it also stays when the next one is written.
 
         Raises:
             StorageError: it cannot be written; the last checkpoint is unchanged.
@@ -74,16 +78,22 @@ class Checkpoints:
             parts.append(f"part-{digest(content)}.safetensors")
             self._content.put(self._folder / parts[-1], content)
         self._content.sync()
-        best = self._best()
+        best = self._read_or_rename(self._folder / BEST)
         checkpoint = Checkpoint(number, tuple(parts), self._store.save(), best_validation, best_round, records, config)
         if best_round == number:
             best = checkpoint
             write_atomically(self._folder / BEST, checkpoint.sealed())
+        kept = self._kept_before(number)
+        if keep:
+            kept |= checkpoint.files
+            write_atomically(self._folder / name_of_kept(number), checkpoint.sealed())
         checkpoint = replace(checkpoint, undo=undo)
         sync(self._folder)  # the files' names must be durable before the checkpoint that refers to them
         write_atomically(self._folder / LAST, checkpoint.sealed())
         sync(self._folder)  # only now: until here the last checkpoint may still be needed
-        self._discard_unused(checkpoint, best)
+        needed = checkpoint.files | kept | (best.files if best else set[str]())
+        self._store.discard_except(needed)
+        self._content.forget_except(needed)
         return checkpoint
 
     def complaint(self) -> str | None:
@@ -114,22 +124,30 @@ class Checkpoints:
             )
         return type(initial)(**saved)
 
-    def _best(self) -> Checkpoint | None:
-        """The best round's checkpoint; a damaged one is renamed."""
-        place = self._folder / BEST
+    def _kept_before(self, number: int) -> set[str]:
+        """The files that the kept rounds before this one need.
+
+        Later ones, of a run that was killed before its last checkpoint spoke of them, are removed first.
+        """
+        if self._kept is None:
+            self._kept = set()
+            for kept, path in kept_rounds(self._folder).items():
+                if kept >= number:
+                    remove(path)
+                elif checkpoint := self._read_or_rename(path):
+                    self._kept |= checkpoint.files
+        return self._kept
+
+    def _read_or_rename(self, place: Path) -> Checkpoint | None:
+        """A checkpoint that a run can do without; a damaged one is renamed."""
         try:
             return Checkpoint.read(place)
         except CheckpointError:
-            names = (place.with_name(f"{BEST}.damaged-{number}") for number in range(1, 10**6))
+            names = (place.with_name(f"{place.name}.damaged-{number}") for number in range(1, 10**6))
             aside = next(name for name in names if not name.exists())
             log.warning("%s is damaged and goes to %s", place, aside)
             rename(place, aside)
         return None
-
-    def _discard_unused(self, *kept: Checkpoint | None) -> None:
-        names = {name for checkpoint in kept if checkpoint for name in checkpoint.files}
-        self._store.discard_except(names)
-        self._content.forget_except(names)
 
 
 def parts_of(state: dict[str, Any]) -> Iterator[dict[str, Any]]:

@@ -1,5 +1,6 @@
 """The models that a run has trained, as they are evaluated: each client's, and the server's."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,13 +13,14 @@ from potluck.core.nets.modes import threads
 from potluck.core.requests.examples import Examples
 from potluck.engine.disk.store import ClientStore
 from potluck.engine.rounds.engine import Engine
-from potluck.experiment.federation.assemble import assemble
+from potluck.experiment.federation.assemble import Assembly, assemble
 from potluck.experiment.folder.checkpoint import Checkpoints
 from potluck.experiment.folder.code import as_started
 from potluck.experiment.folder.folder import check_data, open_folder
 from potluck.experiment.settings.resolve import resolve
+from potluck.experiment.settings.schema import Experiment
 from potluck.experiment.settings.tables import read_toml
-from potluck.records import BEST, CHECKPOINT, CONFIG, LAST, Checkpoint
+from potluck.records import BEST, CHECKPOINT, CONFIG, LAST, Checkpoint, kept_rounds
 from potluck.seals import read_sealed
 
 
@@ -89,6 +91,59 @@ class Trained:
         return next(examples for examples in found if examples is not None and len(examples))
 
 
+@dataclass(frozen=True, eq=False)
+class RunModels:
+    """The checkpoints of a run, and the federation and the method that make models of them.
+
+    Attributes:
+        folder: of the run.
+        experiment: its settings.
+        assembly: its federation.
+    """
+
+    folder: Path
+    experiment: Experiment
+    assembly: Assembly
+
+    def trained(self, *, chosen: bool = False) -> Trained:
+        """The models after the last round, or after the one that is best on validation parts.
+
+        Raises:
+            CheckpointError: there is no such round, or its checkpoint is damaged.
+        """
+        checkpoint = Checkpoint.read(self._home / (BEST if chosen else LAST))
+        if checkpoint is None:
+            missing = "no round that is best on validation parts" if chosen else "no finished round yet"
+            raise CheckpointError(f"{self.folder} has {missing}, so there are no models")
+        return self._of(checkpoint)
+
+    def kept(self) -> Iterator[Trained]:
+        """The models after each round that the run was told to keep, in order; see `run.keep_every`.
+
+        Raises:
+            CheckpointError: one of the checkpoints is damaged.
+        """
+        last = Checkpoint.read(self._home / LAST)
+        for number, path in kept_rounds(self._home).items():
+            if last and number <= last.round and (checkpoint := Checkpoint.read(path)):
+                yield self._of(checkpoint)
+
+    @property
+    def _home(self) -> Path:
+        return self.folder.resolve() / CHECKPOINT
+
+    def _of(self, checkpoint: Checkpoint) -> Trained:
+        store, run = ClientStore(self._home), self.experiment.run
+        engine = Engine(
+            self.experiment.method, self.assembly.federation, seed=run.seed, store=store, computing=run.computing
+        )
+        with threads(run.threads):
+            initial = self.experiment.method.init(engine.server(0))
+        state = Checkpoints(self._home, store).restore(checkpoint, initial)
+        engine.rounds_done = checkpoint.round
+        return Trained(engine, state, checkpoint.round, run.threads, self.assembly.classes)
+
+
 def trained_in(folder: Path, *, chosen: bool = False) -> Trained:
     """The models of the run in a folder, which is only read. Its data are loaded, with the code that it started with.
 
@@ -100,30 +155,21 @@ def trained_in(folder: Path, *, chosen: bool = False) -> Trained:
         CheckpointError: the folder is not a run, has no finished round or is damaged, or data or code have changed.
         DataError: its data are missing.
     """
+    return models_in(folder).trained(chosen=chosen)
+
+
+def models_in(folder: Path) -> RunModels:
+    """The checkpoints of the run in a folder; raises as `trained_in`."""
     manifest, home = open_folder(folder), folder.resolve()
     read_sealed(folder)  # or models of another configuration would be made
-    checkpoint = Checkpoint.read(home / CHECKPOINT / (BEST if chosen else LAST))
-    if checkpoint is None:
-        missing = "no round that is best on validation parts" if chosen else "no finished round yet"
-        raise CheckpointError(f"{folder} has {missing}, so there are no models")
     if (manifest.get("computing") or {}).get("executor") == "flower":
         raise CheckpointError(
             f"{folder}: its clients were on other machines, which keep their data and models; there are only records"
         )
+    if Checkpoint.read(home / CHECKPOINT / LAST) is None:
+        raise CheckpointError(f"{folder} has no finished round yet, so there are no models")
     with as_started(folder, manifest):
         experiment = resolve(read_toml(home / CONFIG), str(folder / CONFIG))
         assembly = assemble(experiment)
     check_data(folder, manifest, assembly)
-    store = ClientStore(home / CHECKPOINT)
-    engine = Engine(
-        experiment.method,
-        assembly.federation,
-        seed=experiment.run.seed,
-        store=store,
-        computing=experiment.run.computing,
-    )
-    with threads(experiment.run.threads):
-        initial = experiment.method.init(engine.server(0))
-    state = Checkpoints(home / CHECKPOINT, store).restore(checkpoint, initial)
-    engine.rounds_done = checkpoint.round
-    return Trained(engine, state, checkpoint.round, experiment.run.threads, assembly.classes)
+    return RunModels(folder, experiment, assembly)

@@ -105,6 +105,8 @@ class Run:
         check_installed(config.track)
         if config.track and folder is None:
             raise ConfigError("run.track: expected a run with a folder, by which its tracked run is found again")
+        if config.keep_every and folder is None:
+            raise ConfigError(f"run.keep_every: found {config.keep_every}; expected a run with a folder to keep it in")
         if not federation.sites:
             raise ConfigError("the federation has no clients; expected at least one site")
         choice = _chosen(config, federation) if choice is None else choice
@@ -416,7 +418,17 @@ class Run:
         if validation is not None and metric.better(validation, best):
             best, best_round = validation, record.round
         extents = self._records.sync()
-        self._last = self._checkpoints.save(record.round, self._state, best, best_round, extents, self._settings, undo)
+        every = self._config.keep_every
+        self._last = self._checkpoints.save(
+            record.round,
+            self._state,
+            best,
+            best_round,
+            extents,
+            self._settings,
+            undo,
+            keep=every is not None and record.round % every == 0,
+        )
 
 
 def _settings(method: Method[Any], config: RunConfig) -> Tree:

@@ -193,6 +193,9 @@ class RunConfig(Checked):
         twin: devices that the clients have, by a virtual clock beside the run. None has every client there and in time.
         budgets: what clients' devices can do, as `potluck plan --budgets` writes it: the run says of each client
             whether a round took more. One process, or workers, can measure it, and stacked clients cannot.
+        keep_every: rounds between those whose models stay in the run's folder, besides the last and the best, so that
+            `potluck analyse` draws what they show over rounds. It needs room on the disk for what has changed between
+            them. Default: none of them stays. It needs a folder, and clients on this machine.
     """
 
     rounds: _Count = 20
@@ -214,6 +217,7 @@ class RunConfig(Checked):
     track: TrackerName | tuple[TrackerName, ...] = ()
     twin: Twin | None = None
     budgets: tuple[Budget, ...] | None = None
+    keep_every: _Count | None = None
 
     def __post_init__(self) -> None:
         alone = self.threads == 1 or self.executor != "workers"
