@@ -10,6 +10,7 @@ import pytest
 
 from potluck.analysis.findings import find
 from potluck.analysis.findings_page import write_findings
+from potluck.analysis.findings_tables import tables_of
 from potluck.analysis.inside import EVERYBODY, Calibrated, Inside, StageOf, feature_map, similarities
 from potluck.analysis.numbers.calibration import calibration
 from potluck.analysis.numbers.drift import drift
@@ -41,11 +42,19 @@ def inside():
             for found in [draws.normal(size=(24, 3, 2, 2))]
         ]
         shares = draws.dirichlet(np.ones(4), 30)
-        calibrated = Calibrated(EVERYBODY, 3, calibration(shares, draws.integers(4, size=30)))
+        calibrated = Calibrated("all", EVERYBODY, 3, calibration(shares, draws.integers(4, size=30)))
         weights = {client: {"stem.weight": draws.normal(size=5)} for client in range(3)}
         mapped = feature_map(stages[1::2], [0, 1] * 12)
-        rows = tuple(similarities(stages)), tuple(drift(weights)), (calibrated,)
-        return Inside(name, experiment, 1, 24, *rows, mapped)
+        return Inside(
+            name,
+            experiment,
+            round=1,
+            examples=24,
+            similarity=tuple(similarities(stages)),
+            drift=tuple(drift(weights)),
+            calibration=(calibrated,),
+            map=mapped,
+        )
 
     return of
 
@@ -87,7 +96,7 @@ def test_find__refuses_a_measure_that_is_not_of_single_clients(scored):
 
 def test_tables__hold_fairness_over_seeds(scored):
     first, second = [0.2, 0.4, 0.6, 0.8], [0.1, 0.4, 0.6, 0.9]
-    rows = find([scored("a", first, seed=0), scored("b", second, seed=1)]).tables["fairness"]
+    rows = tables_of(find([scored("a", first, seed=0), scored("b", second, seed=1)]))["fairness"]
     (row,) = rows
     assert row["worst_tenth"] == pytest.approx(0.15)
     assert row["spread"] == pytest.approx((np.std(first) + np.std(second)) / 2)
@@ -102,13 +111,13 @@ def test_write__makes_a_page_and_every_table_and_figure_and_always_the_same_byte
     page = write_findings(found, tmp_path / "one")
     write_findings(found, tmp_path / "two")
     files = {path.relative_to(tmp_path / "one") for path in page.parent.rglob("*") if path.is_file()}
-    assert {f"analysis/{name}.csv" for name in found.tables} <= {str(path) for path in files}
+    assert {f"analysis/{name}.csv" for name in tables_of(found)} <= {str(path) for path in files}
     assert "analysis/heatmaps-2.pdf" in {str(path) for path in files}
     assert all((tmp_path / "one" / file).read_bytes() == (tmp_path / "two" / file).read_bytes() for file in files)
     text = page.read_text(encoding="utf-8")
     assert text.index("With fedavg 2 of 4 clients do better than alone") < text.index("<main>")
     assert "&lt;b&gt; is left out" in text
-    assert text.count("data:image/svg+xml") == 8
+    assert text.count("data:image/svg+xml") == 9
     assert "http" not in re.sub(r"data:[^\"]*|http-equiv", "", text)
     with (page.parent / "analysis" / "similarity.csv").open() as file:
         rows = list(csv.DictReader(file))

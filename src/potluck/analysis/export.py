@@ -56,7 +56,7 @@ def table_of(rows: Sequence[ComparedRow], metric: Metric) -> TextTable:
         cells = [row.name, str(len(row.seeds)), *(scored(metric, row.scores[of]) for of in measured)]
         if compared:
             cells += [_signed(metric, row.difference.by), _p(row.difference.p)] if row.difference else [_NOTHING] * 2
-        lines.append((*cells, _amount(row.megabytes), *([_amount(row.seconds)] if timed else [])))
+        lines.append((*cells, amount_of(row.megabytes), *([amount_of(row.seconds)] if timed else [])))
     return TextTable(tuple(columns), tuple(lines), _blocks(rows))
 
 
@@ -78,7 +78,7 @@ def target_table_of(rows: Sequence[ComparedRow]) -> TextTable:
         reached = row.reached or Reached(0, len(row.seeds))
         rounds = _NOTHING if reached.rounds is None else f"{reached.rounds.mean:.4g}"
         arrived = f"{reached.count} of {reached.seeds}"
-        lines.append((row.name, arrived, rounds, _amount(reached.megabytes), _amount(reached.seconds)))
+        lines.append((row.name, arrived, rounds, amount_of(reached.megabytes), amount_of(reached.seconds)))
     return TextTable(("", "seeds", "rounds", "MB", "seconds"), tuple(lines), _blocks(rows))
 
 
@@ -111,7 +111,8 @@ def _score(metric: Metric, value: float) -> str:
     return f"{100 * value:.1f}" if metric.percent else f"{value:.4g}"
 
 
-def _amount(value: Interval | None) -> str:
+def amount_of(value: Interval | None) -> str:
+    """A number of megabytes or seconds."""
     return _NOTHING if value is None else f"{value.mean:.3g}" if value.mean < 100 else f"{value.mean:.0f}"
 
 

@@ -1,23 +1,21 @@
 """What an analysis of runs finds: who profits and who loses, how fairly, at what cost, and what the models show."""
 
-import csv
-import io
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass
 
 from potluck.analysis.compare import At, ComparedRow, Interval, compare, confidence_interval, interval, record_at
 from potluck.analysis.gains import ALONE, ClientGain, Gain, gains
 from potluck.analysis.groups import Group, enumerated, group
-from potluck.analysis.inside import Inside, Map
+from potluck.analysis.inside import Inside
+from potluck.analysis.names import run_names
 from potluck.analysis.numbers.fairness import Fairness, fairness
+from potluck.analysis.parted import ClassGain, GroupGain, class_gains, group_gains
 from potluck.analysis.read import StoredRun
+from potluck.analysis.speed import Speed, speeds
 from potluck.analysis.tables import check_target, metric_of
 from potluck.core.ground.errors import ConfigError
 from potluck.records import TITLES_OF_A_CLIENT, Measure, Metric
 
-Numbers = list[dict[str, Any]]
-"""Numbers of numbers and words by column; None where there is none."""
 _FEW = 5
 
 
@@ -46,6 +44,8 @@ class Findings:
         fairness: of each experiment.
         rows: the comparison of the experiments, with what they cost.
         inside: what the models of each run show, where they could be made.
+        groups: what groups of test examples gain, by what models predict; `classes` what each client's classes gain.
+        speeds: of each experiment the rounds to the target; empty without one.
         remarks: what is left out, and why.
     """
 
@@ -56,7 +56,17 @@ class Findings:
     fairness: tuple[FairnessRow, ...]
     rows: tuple[ComparedRow, ...]
     inside: tuple[Inside, ...] = ()
+    groups: tuple[GroupGain, ...] = ()
+    classes: tuple[ClassGain, ...] = ()
+    speeds: tuple[Speed, ...] = ()
     remarks: tuple[str, ...] = ()
+
+    def class_name(self, number: int) -> str:
+        """What a class is called, the same in all runs; else its number."""
+        known = {tuple(run.manifest.get("classes") or ()) for run in self.runs}
+        names = known.pop() if len(known) == 1 else ()
+        name = names[number] if number < len(names) else str(number)
+        return f"class {name}" if name.isdecimal() else name
 
     @property
     def sentences(self) -> list[str]:
@@ -71,26 +81,6 @@ class Findings:
         missing = [row.label for row in self.rows if row.label not in labels]
         others = [f"There is no run of {ALONE} to hold beside {enumerated(missing)}."] if missing else []
         return [*gain_sentences(self.gains, self.metric), *others]
-
-    @property
-    def tables(self) -> dict[str, Numbers]:
-        """All numbers by the name of the table; tables without rows are left out."""
-        found = {
-            "gains": [_of_gain(gain) for gain in self.gains],
-            "clients": [row for gain in self.gains for row in _of_clients(gain)],
-            "architectures": [row for gain in self.gains for row in _of_architectures(gain)],
-            "classes": [row for gain in self.gains for row in _of_classes(gain)],
-            "fairness": [_flat(row) for row in self.fairness],
-            "costs": [_of_costs(row) for row in self.rows],
-            "similarity": [row for inside in self.inside for row in _of_similarity(inside)],
-            "drift": [{**_run(inside), **_flat(row)} for inside in self.inside for row in inside.drift],
-            "calibration": [row for inside in self.inside for row in _of_calibration(inside)],
-            "bins": [row for inside in self.inside for row in _of_bins(inside)],
-            "separation": [_of_map(inside, inside.map) for inside in self.inside if inside.map],
-            "map": [{**_run(one), **_flat(point)} for one in self.inside if one.map for point in one.map.points],
-            **_over_rounds([one for one in self.inside if len(one.moments) > 1]),
-        }
-        return {name: rows for name, rows in found.items() if rows}
 
 
 def find(
@@ -124,26 +114,23 @@ def find(
             f" {', '.join(TITLES_OF_A_CLIENT)}"
         )
     check_target(target, metric_of(runs))
+    found = gains(runs, measure, at=at, alone=alone)
+    folders = {name: run.folder for name, run in zip(run_names(runs), runs, strict=True)}
+    seen = {folders[one.name]: one for one in inside if one.name in folders}
     said = [*remarks, *(f"{one.experiment}: {remark}" for one in inside for remark in one.remarks)]
     return Findings(
         runs=tuple(runs),
         metric=metric_of(runs),
         measure=measure,
-        gains=tuple(gains(runs, measure, at=at, alone=alone)),
+        gains=tuple(found),
         fairness=tuple(row for members in group(runs) if (row := _fairness(members, measure, at))),
         rows=tuple(compare(runs, measure, at=at, target=target)),
         inside=tuple(inside),
+        groups=tuple(group_gains(found, seen)),
+        classes=tuple(class_gains(found, seen)),
+        speeds=() if target is None else tuple(speeds(runs, target, measure)),
         remarks=tuple(dict.fromkeys(said)),
     )
-
-
-def as_csv(rows: Numbers) -> str:
-    """A table as CSV."""
-    text = io.StringIO()
-    out = csv.DictWriter(text, list(dict.fromkeys(key for row in rows for key in row)), lineterminator="\n")
-    out.writeheader()
-    out.writerows(rows)
-    return text.getvalue()
 
 
 def points(metric: Metric, value: float) -> str:
@@ -195,12 +182,13 @@ def _losing(gain: Gain, metric: Metric) -> str:
     losing = gain.losing
     if not losing:
         return "nobody loses"
-    named = [str(one.client) for one in losing[:_FEW]]
+    named = [one.name.removeprefix("client ") for one in losing[:_FEW]]
     named += [f"{len(losing) - _FEW} more"] if len(losing) > _FEW else []
     certainty = f", {_beyond(losing)} beyond chance" if any(one.p is not None for one in gain.clients) else ""
-    verb, noun = ("loses", "client") if len(losing) == 1 else ("lose", "clients")
+    verb, noun = ("loses", "client ") if len(losing) == 1 else ("lose", "clients ")
+    noun = noun if losing[0].name.startswith("client ") else ""
     most = points(metric, losing[0].gain.mean)
-    return f"{len(losing)} {verb}: {noun} {enumerated(named)} (the most {most}{certainty})"
+    return f"{len(losing)} {verb}: {noun}{enumerated(named)} (the most {most}{certainty})"
 
 
 def _beyond(losing: Sequence[ClientGain]) -> str:
@@ -209,135 +197,3 @@ def _beyond(losing: Sequence[ClientGain]) -> str:
     if len(losing) == 1:
         return "and" if sure else "not"
     return f"{sure or 'none'} of them"
-
-
-def _run(inside: Inside) -> dict[str, Any]:
-    return {"run": inside.name, "experiment": inside.experiment, "round": inside.round}
-
-
-def _flat(row: Any) -> dict[str, Any]:
-    """The fields of a row, an interval as its mean and, under `NAME_half`, its half width."""
-    found: dict[str, Any] = {}
-    for spec in fields(row):
-        value = getattr(row, spec.name)
-        found |= _both(spec.name, value) if isinstance(value, Interval) else {spec.name: value}
-    return found
-
-
-def _both(name: str, value: Interval | None) -> dict[str, Any]:
-    return {name: value and value.mean, f"{name}_half": value and value.half}
-
-
-def _of_gain(gain: Gain) -> dict[str, Any]:
-    return {
-        "experiment": gain.experiment,
-        "against": gain.against,
-        "seeds": gain.over_seeds.count,
-        "clients": len(gain.clients),
-        "profiting": len(gain.profiting),
-        "losing": len(gain.losing),
-        "surely_profiting": sum(one.sure for one in gain.profiting),
-        "surely_losing": sum(one.sure for one in gain.losing),
-        "gain": gain.over_seeds.mean,
-        "gain_half_over_seeds": gain.over_seeds.half,
-        "gain_half_over_clients": gain.over_clients.half,
-        "p": gain.p,
-    }
-
-
-def _of_clients(gain: Gain) -> Numbers:
-    return [
-        {"experiment": gain.experiment, **_flat(one), "seeds": one.gain.count, "sure": one.sure} for one in gain.clients
-    ]
-
-
-def _of_architectures(gain: Gain) -> Numbers:
-    return [
-        {"experiment": gain.experiment, "architecture": name, **_both("gain", over), "seeds": over.count}
-        for name, over in gain.by_architecture.items()
-    ]
-
-
-def _of_classes(gain: Gain) -> Numbers:
-    return [
-        {"experiment": gain.experiment, "class": number, **_both("gain", over), "seeds": over.count}
-        for number, over in gain.by_class.items()
-    ]
-
-
-def _of_costs(row: ComparedRow) -> dict[str, Any]:
-    found = {"experiment": row.label, "block": row.block, "seeds": len(row.seeds), "rounds": row.rounds}
-    for name, value in row.scores.items():
-        found |= _both(name, value)
-    found |= {**_both("megabytes", row.megabytes), **_both("seconds", row.seconds)}
-    if row.reached:
-        found["seeds_at_target"] = row.reached.count
-        for name in ("rounds", "megabytes", "seconds"):
-            found |= _both(f"{name}_to_target", getattr(row.reached, name))
-    return found
-
-
-def _of_similarity(inside: Inside) -> Numbers:
-    return [{**_run(inside), "examples": inside.examples, **_flat(row)} for row in inside.similarity]
-
-
-def _of_map(inside: Inside, found: Map) -> dict[str, Any]:
-    return {
-        **_run(inside),
-        "clients": len(found.clients),
-        "width": found.width,
-        "points": len(found.points),
-        "silhouette_by_client": found.by_client,
-        "silhouette_by_class": found.by_class,
-    }
-
-
-def _over_rounds(inside: Sequence[Inside]) -> dict[str, Numbers]:
-    """What curves over rounds are drawn of."""
-    moments = [({**_run(one), "round": moment.round}, moment) for one in inside for moment in one.moments]
-    return {
-        "similarity_by_round": [
-            {**of, "stage": stage, "cka": exact, "unbiased_cka": unbiased}
-            for of, moment in moments
-            for stage, (exact, unbiased) in moment.similarity.items()
-        ],
-        "separation_by_round": [
-            {**of, "silhouette_by_client": moment.by_client, "silhouette_by_class": moment.by_class}
-            for of, moment in moments
-            if moment.by_client is not None
-        ],
-        "drift_by_round": [{**of, **_flat(row)} for of, moment in moments for row in moment.drift],
-    }
-
-
-_OF_BINS = ("counts", "hits", "sure")
-
-
-def _of_calibration(inside: Inside) -> Numbers:
-    return [
-        {
-            **_run(inside),
-            "whose": one.whose,
-            "clients": one.clients,
-            **{name: value for name, value in _flat(one.values).items() if name not in _OF_BINS},
-        }
-        for one in inside.calibration
-    ]
-
-
-def _of_bins(inside: Inside) -> Numbers:
-    """Bins with examples, of confidence from `low` on to below `high`."""
-    return [
-        {
-            **_run(inside),
-            "whose": one.whose,
-            "low": place / len(one.values.counts),
-            "high": (place + 1) / len(one.values.counts),
-            "examples": count,
-            "accuracy": one.values.hits[place] / count,
-            "confidence": one.values.sure[place] / count,
-        }
-        for one in inside.calibration
-        for place, count in enumerate(one.values.counts)
-        if count
-    ]

@@ -6,14 +6,14 @@ from pathlib import Path
 
 from markupsafe import Markup
 
-from potluck.analysis.compare import Interval
-from potluck.analysis.export import TextTable, caption, latex, table_of, target_table_of
-from potluck.analysis.findings import Findings, as_csv, points
+from potluck.analysis import findings_shown as shown
+from potluck.analysis.export import TextTable, caption, latex
+from potluck.analysis.findings import Findings
+from potluck.analysis.findings_tables import as_csv, tables_of
 from potluck.analysis.groups import group, heading
-from potluck.analysis.pivot import pivot_of
 from potluck.analysis.plots.findings import draw_findings
 from potluck.analysis.plots.panels import save_figure
-from potluck.analysis.rendering import NOTHING, score, svg_address, template
+from potluck.analysis.rendering import svg_address, template
 from potluck.records import TITLES, TITLES_OF_A_CLIENT
 
 PAGE, FILES = "analysis.html", "analysis"
@@ -52,7 +52,8 @@ def write_findings(findings: Findings, to: Path) -> Path:
     """
     place = to / FILES
     place.mkdir(parents=True, exist_ok=True)
-    for name, rows in findings.tables.items():
+    tables = tables_of(findings)
+    for name, rows in tables.items():
         (place / f"{name}.csv").write_text(as_csv(rows), encoding="utf-8")
     for name, table in _for_papers(findings).items():
         (place / f"{name}.tex").write_text(latex(table), encoding="utf-8")
@@ -60,18 +61,25 @@ def write_findings(findings: Findings, to: Path) -> Path:
     for name, figure in figures.items():
         save_figure(figure, place, name)
     drawn = {name: svg_address((place / f"{name}.svg").read_bytes()) for name in figures}
-    (to / PAGE).write_text(_page(findings, drawn), encoding="utf-8")
+    (to / PAGE).write_text(_page(findings, drawn, list(tables)), encoding="utf-8")
     return to / PAGE
 
 
 def _for_papers(findings: Findings) -> dict[str, TextTable]:
     """The tables that are written as LaTeX."""
-    found = {"gains": _gains(findings), "fairness": _fairness(findings), "costs": _costs(findings)}
-    found["pivot"] = _pivot(findings)
+    found = {
+        "gains": shown.gains(findings),
+        "groups": shown.groups(findings),
+        "fairness": shown.fairness(findings),
+        "costs": shown.costs(findings),
+        "target": shown.target(findings),
+        "pivot": shown.pivot(findings),
+        "calibration": shown.calibration(findings, "all", "group"),
+    }
     return {name: table for name, table in found.items() if table.rows}
 
 
-def _page(findings: Findings, drawn: dict[str, str]) -> str:
+def _page(findings: Findings, drawn: dict[str, str], tables: list[str]) -> str:
     groups = group(findings.runs)
     style = files("potluck.analysis").joinpath("templates", "page.css").read_text(encoding="utf-8")
     return template("analysis.html.j2", findings.metric).render(
@@ -80,10 +88,10 @@ def _page(findings: Findings, drawn: dict[str, str]) -> str:
         metric=findings.metric,
         sentences=findings.sentences,
         remarks=findings.remarks,
-        parts={name: [one for one in shown if _has(one)] for name, shown in _parts(findings, drawn).items()},
+        parts={name: [one for one in found if _has(one)] for name, found in _parts(findings, drawn).items()},
         measure=TITLES_OF_A_CLIENT[findings.measure],
         runs=[(one.name, one.round) for one in findings.inside],
-        tables=[f"{name}.csv" for name in findings.tables],
+        tables=[f"{name}.csv" for name in tables],
         papers=[f"{name}.tex" for name in _for_papers(findings)],
         figures=[f"{name}.svg" for name in drawn],
         files=FILES,
@@ -100,38 +108,46 @@ def _parts(findings: Findings, drawn: dict[str, str]) -> dict[str, list[Shown]]:
     def figures(title: str, words: str, *names: str) -> Shown:
         return Shown(title, figures=tuple((name, drawn[name]) for name in names if name in drawn), words=words)
 
-    heatmaps, maps = ([name for name in drawn if name.startswith(kind)] for kind in ("heatmaps-", "map-"))
+    def several(title: str, words: str, kind: str) -> Shown:
+        return figures(title, words, *(name for name in drawn if re.fullmatch(rf"{kind}-\d+", name)))
+
     return {
         "Who profits, who loses": [
-            Shown("Experiments beside training alone", _gains(findings), words=_ON_GAINS),
+            Shown("Experiments beside training alone", shown.gains(findings), words=_ON_GAINS),
             figures("Clients by their gain", "Dots: means over seeds; bars: intervals of 95 % over seeds.", "gains"),
-            Shown("Architectures", _architectures(findings)),
-            Shown("Classes", _classes(findings), words=_ON_CLASSES),
-            Shown("Clients", _clients(findings), words="p: of a paired t-test over seeds, by Holm's method."),
+            Shown("Clients", shown.clients(findings), words=_ON_CLIENTS),
+            figures("Groups by their gain", "Bars: intervals of 95 % over seeds.", "groups"),
+            Shown("Groups", shown.groups(findings), words=_ON_GROUPS),
+            Shown("Architectures", shown.architectures(findings)),
+            Shown("Classes", shown.classes(findings), words=_ON_CLASSES),
+            several("Clients by class", _ON_CLIENTS_BY_CLASS, "gains-by-class"),
+            *(Shown(f"Clients by class: {name}", table) for name, table in shown.client_classes(findings).items()),
         ],
-        "How fairly": [Shown("Over clients", _fairness(findings), words=_ON_FAIRNESS)],
+        "How fairly": [Shown("Over clients", shown.fairness(findings), words=_ON_FAIRNESS)],
         "What it costs": [
-            Shown("Experiments", _costs(findings), words=caption(findings.rows, findings.measure)),
-            Shown("Until the target", _target(findings)),
-            Shown(f"By setting, {TITLES[findings.measure]}", _pivot(findings)),
+            Shown("Experiments", shown.costs(findings), words=caption(findings.rows, findings.measure)),
+            figures("Over what it costs", _ON_COSTS, "costs"),
+            Shown("Until the target", shown.target(findings), words=_ON_TARGET),
+            Shown(f"By setting, {TITLES[findings.measure]}", shown.pivot(findings)),
         ],
         "How alike clients see": [
             figures("CKA between clients, by stage", _ON_SIMILARITY, "similarity"),
-            figures("Client by client, and stage by stage", "Unbiased linear CKA, mean over seeds.", *heatmaps),
-            Shown("Mean over pairs of clients", _similarity(findings)),
+            several("Client by client, and stage by stage", "Unbiased linear CKA, mean over seeds.", "heatmaps"),
+            Shown("Mean over pairs of clients", shown.similarity(findings), words=_OVER_SEEDS),
             figures("CKA between clients, over rounds", _ON_ROUNDS, "similarity-over-rounds"),
-            figures("Features before the head, in two dimensions", _ON_MAPS, *maps),
-            Shown("Silhouette of these features", _separation(findings)),
+            several("Features before the head, in two dimensions", _ON_MAPS, "map"),
+            Shown("Silhouette of these features", shown.separation(findings), words=_OVER_SEEDS),
             figures("Silhouette over rounds", _ON_ROUNDS, "silhouette-over-rounds"),
         ],
         "How far weights are apart": [
             figures("By layer", _ON_DRIFT, "drift"),
             figures("Over rounds", _ON_ROUNDS, "drift-over-rounds"),
-            Shown("Layers", _drift(findings)),
+            Shown("Layers", shown.drift(findings), words=_OVER_SEEDS),
         ],
         "How sure predictions are": [
             figures("Confidence and accuracy", _ON_CALIBRATION, "calibration"),
-            Shown("Calibration", _calibration(findings)),
+            Shown("Calibration", shown.calibration(findings, "all", "architecture", "group"), words=_OVER_SEEDS),
+            Shown("Clients", shown.calibration(findings, "client"), words=_OVER_SEEDS),
         ],
     }
 
@@ -144,6 +160,23 @@ _ON_GAINS = (
 _ON_CLASSES = (
     "Gain in the share of a class's examples that are classified right (points), over all own test parts together."
 )
+_ON_CLIENTS = (
+    "Those that lose most first. p: of a paired t-test over seeds, by Holm's method for the number of clients."
+)
+_ON_GROUPS = (
+    "Gain in the share of a group's test examples that are classified right, all clients together. p: of a paired"
+    " t-test over seeds, by Holm's method for the number of groups."
+)
+_ON_CLIENTS_BY_CLASS = (
+    "Gain in the share of a client's examples of a class that are classified right (points), mean over seeds; empty"
+    " where it has none. Few examples make large numbers."
+)
+_ON_COSTS = "Mean over clients and seeds after each evaluated round, over what was spent until then."
+_ON_TARGET = (
+    "Rounds, megabytes and seconds: means over the seeds that reached it; >T: none did in T rounds. Speed-up: the"
+    " rounds of FedAvg over those of the experiment, seed by seed where both did."
+)
+_OVER_SEEDS = "Mean over seeds ± half of the interval of 95 % confidence."
 _ON_FAIRNESS = (
     "Worst tenth: mean over the worst tenth of the clients. Spread: standard deviation over clients. Gini: 0 if all"
     " clients are equal. ± half of the interval of 95 % confidence over seeds."
@@ -162,146 +195,3 @@ _ON_CALIBRATION = (
     "On the dotted line predictions are right as often as they are sure. ECE: mean gap to it over bins of confidence."
     " Brier: squared distance of probabilities to the actual class."
 )
-
-
-def _gains(findings: Findings) -> TextTable:
-    unit = " (points)" if findings.metric.percent else ""
-    columns = ("", "seeds", "clients", "profit", "lose", f"gain{unit}", "± over seeds", "± over clients", "p")
-    lines: list[tuple[str, ...]] = []
-    for gain in findings.gains:
-        counts = [
-            f"{len(members)}{f' ({sure})' if (sure := sum(one.sure for one in members)) else ''}"
-            for members in (gain.profiting, gain.losing)
-        ]
-        halves = [_plain(findings, half.half) for half in (gain.over_seeds, gain.over_clients)]
-        mean = points(findings.metric, gain.over_seeds.mean).removesuffix(" points")
-        sizes = str(gain.over_seeds.count), str(len(gain.clients))
-        lines.append((gain.experiment, *sizes, *counts, mean, *halves, _p(gain.p)))
-    return TextTable(columns, tuple(lines))
-
-
-def _clients(findings: Findings) -> TextTable:
-    lines = [
-        (
-            f"client {one.client}",
-            gain.experiment,
-            one.architecture,
-            _plain(findings, one.alone),
-            _plain(findings, one.value),
-            _signed(findings, one.gain),
-            _p(one.p),
-        )
-        for gain in findings.gains
-        for one in sorted(gain.clients, key=lambda one: one.gain.mean)
-    ]
-    return TextTable(("", "experiment", "architecture", "alone", "with it", "gain", "p"), tuple(lines))
-
-
-def _architectures(findings: Findings) -> TextTable:
-    lines = [
-        (name, gain.experiment, _signed(findings, over))
-        for gain in findings.gains
-        for name, over in gain.by_architecture.items()
-    ]
-    return TextTable(("", "experiment", "gain"), tuple(lines))
-
-
-def _classes(findings: Findings) -> TextTable:
-    """One row for each class, and a column for each experiment."""
-    numbers = sorted({number for gain in findings.gains for number in gain.by_class})
-    lines = [
-        (f"class {number}", *(_in_points(gain.by_class.get(number)) for gain in findings.gains)) for number in numbers
-    ]
-    return TextTable(("", *(gain.experiment for gain in findings.gains)), tuple(lines))
-
-
-def _in_points(share: Interval | None) -> str:
-    if share is None:
-        return NOTHING
-    return f"{100 * share.mean:+.1f}" + ("" if share.half is None else f" ± {100 * share.half:.1f}")
-
-
-def _fairness(findings: Findings) -> TextTable:
-    lines = [
-        (
-            row.experiment,
-            *(score(findings.metric, value) for value in (row.mean, row.spread, row.worst, row.worst_tenth)),
-            NOTHING if row.gini is None else f"{row.gini.mean:.3f}",
-        )
-        for row in findings.fairness
-    ]
-    return TextTable(("", "mean", "spread", "worst", "worst tenth", "Gini"), tuple(lines))
-
-
-def _pivot(findings: Findings) -> TextTable:
-    return pivot_of(findings.rows, findings.metric, findings.measure)
-
-
-def _costs(findings: Findings) -> TextTable:
-    return table_of(findings.rows, findings.metric)
-
-
-def _target(findings: Findings) -> TextTable | None:
-    return target_table_of(findings.rows) if any(row.reached for row in findings.rows) else None
-
-
-def _similarity(findings: Findings) -> TextTable:
-    lines = [
-        (one.name, str(stage), f"{unbiased:.3f}", f"{exact:.3f}")
-        for one in findings.inside
-        for stage, (exact, unbiased) in one.between_clients().items()
-    ]
-    return TextTable(("", "stage, from 0", "CKA, unbiased", "CKA, exact"), tuple(lines))
-
-
-def _separation(findings: Findings) -> TextTable:
-    lines = [
-        (one.name, str(len(found.clients)), str(found.width), *map(_shown, (found.by_client, found.by_class)))
-        for one in findings.inside
-        if (found := one.map)
-    ]
-    return TextTable(("", "clients", "width", "by client", "by class"), tuple(lines))
-
-
-def _shown(value: float | None) -> str:
-    return NOTHING if value is None else f"{value:.3f}"
-
-
-def _drift(findings: Findings) -> TextTable:
-    lines = [
-        (row.layer, one.name, str(row.networks), f"{row.mean:.4g}", f"{row.largest:.4g}")
-        for one in findings.inside
-        for row in one.drift
-    ]
-    return TextTable(("", "run", "clients", "mean", "largest"), tuple(lines))
-
-
-def _calibration(findings: Findings) -> TextTable:
-    lines = [
-        (
-            one.whose,
-            run.name,
-            str(one.values.examples),
-            *(f"{100 * value:.1f}" for value in (one.values.accuracy, one.values.confidence, one.values.ece)),
-            f"{one.values.brier:.3f}",
-        )
-        for run in findings.inside
-        for one in run.calibration
-    ]
-    columns = ("", "run", "examples", "accuracy (%)", "confidence (%)", "ECE (%)", "Brier")
-    return TextTable(columns, tuple(lines))
-
-
-def _plain(findings: Findings, value: float | None) -> str:
-    if value is None:
-        return NOTHING
-    return f"{100 * value:.1f}" if findings.metric.percent else f"{value:.4g}"
-
-
-def _signed(findings: Findings, value: Interval) -> str:
-    mean = points(findings.metric, value.mean).removesuffix(" points")
-    return mean if value.half is None else f"{mean} ± {_plain(findings, value.half)}"
-
-
-def _p(p: float | None) -> str:
-    return NOTHING if p is None else f"{p:.2g}"

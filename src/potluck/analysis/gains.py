@@ -30,6 +30,7 @@ class ClientGain:
 
     Attributes:
         client: its number.
+        name: what it is called, the same in all seeds; else its number.
         architecture: its model.
         alone: the metric of its model trained alone, mean over seeds; `value` of its model with the method.
         gain: how much better the latter is, seed by seed: positive is better, also of a metric of errors.
@@ -38,6 +39,7 @@ class ClientGain:
     """
 
     client: int
+    name: str
     architecture: str
     alone: float
     value: float
@@ -64,6 +66,7 @@ class Gain:
         by_architecture: the mean gain over the clients of each architecture, with its interval over seeds.
         by_class: by number of the class, the gain in the share of its examples that are classified right, over all own
             test parts together after the last round, with its interval over seeds; empty where that was not counted.
+        pairs: seed by seed a run of the experiment, and the one alone that it is beside.
     """
 
     experiment: str
@@ -74,6 +77,7 @@ class Gain:
     clients: tuple[ClientGain, ...]
     by_architecture: Mapping[str, Interval]
     by_class: Mapping[int, Interval]
+    pairs: tuple[tuple[StoredRun, StoredRun], ...]
 
     @property
     def profiting(self) -> list[ClientGain]:
@@ -126,16 +130,18 @@ def _alone(places: Sequence[BlockPlace], groups: Mapping[str, Group], name: str 
 def _gain(members: Group, reference: Group, measure: Measure, at: At) -> Gain | None:
     """What one experiment is beside another; None without a pair of runs."""
     others = {run.seed: run for run in reference.runs}
-    runs = [run for run in members.runs if run.seed in others and had_same_data(run, others[run.seed])]
-    paired = [_paired(_values(run, measure, at), _values(others[run.seed], measure, at)) for run in runs]
+    same = [run for run in members.runs if run.seed in others and had_same_data(run, others[run.seed])]
+    pairs = [(run, others[run.seed]) for run in same]
+    paired = [_paired(_values(run, measure, at), _values(alone, measure, at)) for run, alone in pairs]
     by_seed = [found for found in paired if found]
     if not by_seed:
         return None
     sign = 1 if members.runs[0].metric.higher_is_better else -1
-    clients = [_client([found[id] for found in by_seed if id in found], sign) for id in _everybody(by_seed)]
+    names = client_names(same)
+    clients = [_client([found[id] for found in by_seed if id in found], sign, names) for id in _everybody(by_seed)]
     clients = [replace(one, p=p) for one, p in zip(clients, holm([one.p for one in clients]), strict=True)]
     means = [fmean(_differences(found.values(), sign)) for found in by_seed]
-    names = dict.fromkeys(one.architecture for one in clients)
+    kinds = dict.fromkeys(one.architecture for one in clients)
     return Gain(
         members.label,
         reference.label,
@@ -143,8 +149,9 @@ def _gain(members: Group, reference: Group, measure: Measure, at: At) -> Gain | 
         confidence_interval(one.gain.mean for one in clients),
         paired_p(means),
         tuple(clients),
-        {name: over for name in names if (over := _of_architecture(by_seed, name, sign))},
-        _of_classes([(run, others[run.seed]) for run in runs]) if at == "last" else {},
+        {kind: over for kind in kinds if (over := _of_architecture(by_seed, kind, sign))},
+        _of_classes(pairs) if at == "last" else {},
+        tuple(pairs),
     )
 
 
@@ -152,12 +159,24 @@ _Value = tuple[ClientRecord, float]
 _Pair = tuple[ClientRecord, float, float]
 
 
-def _client(pairs: Sequence[_Pair], sign: int) -> ClientGain:
+def client_names(runs: Sequence[StoredRun]) -> tuple[str, ...]:
+    """What clients are called in all these runs, in the order of their numbers; none if that differs."""
+    names = {run.client_names for run in runs}
+    return names.pop() if len(names) == 1 else ()
+
+
+def _client(pairs: Sequence[_Pair], sign: int, names: Sequence[str]) -> ClientGain:
     """One client over its seeds."""
     differences, line = _differences(pairs, sign), pairs[0][0]
     alone, value = fmean(alone for *_, alone in pairs), fmean(value for _, value, _ in pairs)
     return ClientGain(
-        line.client, line.architecture, alone, value, confidence_interval(differences), paired_p(differences)
+        client=line.client,
+        name=names[line.client] if names else f"client {line.client}",
+        architecture=line.architecture,
+        alone=alone,
+        value=value,
+        gain=confidence_interval(differences),
+        p=paired_p(differences),
     )
 
 

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,7 @@ from potluck.analysis.numbers.similarity import Directions, canonical, cka, dire
 
 SVCCA_KEPT = 0.99
 EVERYBODY = "all"
+Kind = Literal["all", "architecture", "group", "client"]
 Labels = Sequence[int] | None
 """Classes of examples; None of tasks without."""
 _POINTS = 500  # of a picture, which more would fill
@@ -80,14 +81,32 @@ class Calibrated:
     """The calibration of one client's predictions, or of several clients' together.
 
     Attributes:
-        whose: "client 3", an architecture's name, or "all".
+        kind: of what they are the predictions.
+        whose: the client's name, an architecture's, a group as "sex = f", or "all".
         clients: how many there are.
         values: the numbers.
     """
 
+    kind: Kind
     whose: str
     clients: int
     values: Reliability
+
+
+@dataclass(frozen=True)
+class Counted:
+    """How many of a client's examples of one class its model classifies right.
+
+    Attributes:
+        client: its number.
+        label: the class.
+        examples: how many there are, of which `right` are.
+    """
+
+    client: int
+    label: int
+    examples: int
+    right: int
 
 
 @dataclass(frozen=True)
@@ -159,11 +178,13 @@ class Inside:
         name: the run's.
         experiment: its label.
         round: after which the models are.
+        client_names: what clients are called, in the order of their numbers; none if they have only these.
         examples: that all clients' networks were shown for the similarity.
         similarity: of every pair of stages, each once.
         drift: layer by layer.
         map: of features; None where no two clients' have one width.
-        calibration: of all clients together, of each architecture's, then of each client's.
+        calibration: of all clients together, of each architecture's, of each group, then of each client's.
+        counted: by client and class, what is classified right.
         remarks: what could not be computed, and why.
         moments: what the models of rounds show that the run has kept, of this round among them, in order.
     """
@@ -171,13 +192,19 @@ class Inside:
     name: str
     experiment: str
     round: int
+    client_names: tuple[str, ...] = ()
     examples: int = 0
     similarity: tuple[Similarity, ...] = ()
     drift: tuple[Drift, ...] = ()
     calibration: tuple[Calibrated, ...] = ()
     map: Map | None = None
+    counted: tuple[Counted, ...] = ()
     remarks: tuple[str, ...] = ()
     moments: tuple[Moment, ...] = ()
+
+    def client_name(self, client: int) -> str:
+        """What a client is called."""
+        return self.client_names[client] if self.client_names else f"client {client}"
 
     def between_clients(self) -> dict[int, tuple[float, float]]:
         """By stage, CKA and unbiased CKA of that stage of two clients, mean over the pairs of clients."""
@@ -227,6 +254,14 @@ def last_stages(stages: Sequence[StageOf]) -> list[StageOf]:
 def _mean_of_pairs(grams: Sequence[NDArray[np.float64]]) -> tuple[float, float]:
     pairs = np.triu_indices(len(grams), 1)
     return float(cka(grams)[pairs].mean()), float(unbiased_cka(grams)[pairs].mean())
+
+
+def by_experiment(inside: Sequence[Inside]) -> list[tuple[str, list[Inside]]]:
+    """The runs of each experiment, in order of appearance."""
+    found: dict[str, list[Inside]] = {}
+    for one in inside:
+        found.setdefault(one.experiment, []).append(one)
+    return list(found.items())
 
 
 def similarities(stages: Sequence[StageOf]) -> list[Similarity]:

@@ -87,6 +87,16 @@ class StoredRun:
         return self.config["federation"]["clients"]
 
     @property
+    def client_names(self) -> tuple[str, ...]:
+        """What the clients are called, in the order of their numbers; none if they have only these."""
+        names = self.manifest.get("client_names") or ()
+        return tuple(names) if len(names) == self.client_count else ()
+
+    def client_name(self, client: int) -> str:
+        """What a client is called."""
+        return self.client_names[client] if self.client_names else f"client {client}"
+
+    @property
     def rounds_planned(self) -> int:
         """How many rounds the configuration asks for."""
         return self.config["run"]["rounds"]

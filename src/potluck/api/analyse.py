@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from potluck.analysis.findings import Findings, find
 from potluck.analysis.findings_page import write_findings
+from potluck.analysis.findings_tables import tables_of
 from potluck.analysis.inside import Inside
 from potluck.analysis.names import labels, run_names
 from potluck.analysis.read import find_runs, read_runs
@@ -39,14 +40,15 @@ class Analysis:
     def frames(self) -> "dict[str, pd.DataFrame]":
         """All numbers by the name of the table, as in the files that `write` writes.
 
-        `gains`, `clients`, `architectures`, `classes`: what experiments and these of them gain over training alone.
-        `fairness` and `costs`: of experiments. `similarity`: of pairs of stages. `map` and `separation`: of features in
-        two dimensions, and of their groups. `drift`: of layers. `calibration` and `bins`: of predictions. A table
-        without rows is not there.
+        `gains`, `clients`, `groups`, `architectures`, `classes` and `client_classes`: what experiments and these of
+        them gain over training alone. `fairness`, `costs` and `speed`: of experiments. `similarity`: of pairs of
+        stages. `map` and `separation`: of features in two dimensions, and of their groups. `drift`: of layers.
+        `calibration` and `bins`: of predictions. Of runs that have kept rounds `similarity_by_round`,
+        `separation_by_round` and `drift_by_round`. A table without rows is not there.
         """
         import pandas as pd
 
-        return {name: pd.DataFrame(rows) for name, rows in self.findings.tables.items()}
+        return {name: pd.DataFrame(rows) for name, rows in tables_of(self.findings).items()}
 
     def write(self, to: str | Path) -> Path:
         """Write `analysis.html` into a folder, and beside it in `analysis/` all tables and figures.
@@ -72,6 +74,7 @@ class Scope:
         clients: of how many at most the networks are compared, of each architecture in turn.
         examples: of the common test set at most, on which they are compared.
         bins: of confidence, for the calibration.
+        by: a column of the runs' tables, by whose values test examples are divided into groups; None for none.
     """
 
     measure: Measure = "personal"
@@ -81,6 +84,7 @@ class Scope:
     clients: int = 10
     examples: int = 512
     bins: int = 15
+    by: str | None = None
 
 
 def analysis_of(paths: Sequence[Path], scope: Scope, tell: Callable[[str], None] = lambda words: None) -> Analysis:
@@ -93,7 +97,8 @@ def analysis_of(paths: Sequence[Path], scope: Scope, tell: Callable[[str], None]
 
     Raises:
         CheckpointError: there is no run to read, or all are damaged.
-        ConfigError: a value is wrong.
+        ConfigError: a value is wrong, or a column has too many different ones.
+        DataError: data are no tables, or lack the column.
     """
     sampling = Sampling(scope.clients, scope.examples, common=scope.measure == "common", bins=scope.bins)
     reading = read_runs(find_runs(paths))
@@ -108,12 +113,18 @@ def analysis_of(paths: Sequence[Path], scope: Scope, tell: Callable[[str], None]
     found()  # what is wrong with the words is said before any model is made
     inside, remarks = list[Inside](), list(reading.remarks)
     names, experiments = run_names(reading.runs), labels(reading.runs)
-    for run, name, experiment in zip(reading.runs, names, experiments, strict=True):
-        tell(f"{len(inside) + 1} of {len(reading.runs)}: the models of {name}")
+    for number, (run, name, experiment) in enumerate(zip(reading.runs, names, experiments, strict=True), 1):
+        tell(f"{number} of {len(reading.runs)}: the models of {name}")
         try:
             models = models_in(run.folder)
             trained = models.trained(chosen=scope.chosen)
-            inside.append(look_inside(trained, name, experiment, sampling, models.kept()))
+        except PotluckError as problem:
+            remarks.append(f"{name}: nothing of its models: {problem}")
+            continue
+        groups = None if scope.by is None else models.groups(scope.by)
+        empty = Inside(name, experiment, trained.round, run.client_names)
+        try:
+            inside.append(look_inside(trained, empty, sampling, kept=models.kept(), groups=groups))
         except PotluckError as problem:
             remarks.append(f"{name}: nothing of its models: {problem}")
     return Analysis(found(inside, remarks=remarks))

@@ -3,31 +3,32 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from potluck.analysis.groups import enumerated
 from potluck.analysis.inside import (
-    EVERYBODY,
-    Calibrated,
     Inside,
+    Labels,
+    Moment,
     StageOf,
     feature_map,
     last_stages,
     moment_of,
     similarities,
 )
-from potluck.analysis.numbers.calibration import BINS, Reliability, calibration
+from potluck.analysis.numbers.calibration import BINS
 from potluck.analysis.numbers.drift import drift
 from potluck.analysis.numbers.similarity import Matrix, gram
+from potluck.api.predictions import calibrated, predicted_by
 from potluck.core.federation import ClientId, Federation
 from potluck.core.ground.errors import CheckpointError, ConfigError
 from potluck.core.nets.modes import threads
 from potluck.core.nets.splitting import CannotSplit, split_problem
 from potluck.core.nets.weights import parameters_of
 from potluck.core.requests.examples import Examples
-from potluck.core.requests.inference import forward, predict
+from potluck.core.requests.inference import forward
+from potluck.experiment.federation.groups import Groups
 from potluck.experiment.folder.trained import Trained
 from potluck.models.split import Split, split
 from potluck.models.stages import stages_of
@@ -65,16 +66,21 @@ class Sampling:
 
 
 def look_inside(
-    trained: Trained, name: str, experiment: str, sampling: Sampling, kept: Iterable[Trained] = ()
+    trained: Trained,
+    empty: Inside,
+    sampling: Sampling,
+    *,
+    kept: Iterable[Trained] = (),
+    groups: Groups | None = None,
 ) -> Inside:
     """What a run's models show; what cannot be computed is left out with a remark that says why.
 
     Args:
         trained: the models.
-        name: of the run.
-        experiment: its label.
+        empty: of which run they are, and nothing else.
         sampling: how closely they are looked at.
         kept: the models of further rounds, for curves.
+        groups: of test examples, whose predictions are looked at by themselves too.
     """
     federation, remarks = trained.federation, list[str]()
     examples = _shown(federation, sampling.examples)
@@ -83,28 +89,32 @@ def look_inside(
     labels = examples.labels.tolist() if examples is not None and federation.task.has_classes else None
     seen = _seen(trained, sampling, examples)
     with threads(trained.threads):
-        calibrated = _calibrated(trained, sampling, remarks)
+        predicted = predicted_by(trained, groups, remarks, common=sampling.common)
     for problem, who in seen.uncut.items():
-        remarks.append(f"no similarity with client{'s' if len(who) > 1 else ''} {enumerated(who)}: {problem}")
-    found = Inside(
-        name=name,
-        experiment=experiment,
-        round=trained.round,
+        whose = enumerated([empty.client_name(client) for client in who])
+        remarks.append(f"no similarity with {whose}: {problem}")
+    found = replace(
+        empty,
         examples=0 if examples is None else len(examples),
         similarity=tuple(similarities(seen.stages)) if seen.stages else (),
         drift=tuple(drift(seen.weights)),
-        calibration=tuple(calibrated),
+        calibration=tuple(calibrated(predicted, federation, empty, sampling.bins)),
+        counted=tuple(row for client, of in predicted.items() for row in of.counted(client)),
         map=feature_map(last_stages(seen.stages), labels),
     )
     moments = {found.round: found.moment}
     try:
         for other in kept:
             if other.round not in moments:
-                look = _seen(other, sampling, examples)
-                moments[other.round] = moment_of(other.round, look.stages, look.weights, labels)
+                moments[other.round] = _moment(other, sampling, examples, labels)
     except CheckpointError as problem:
         remarks.append(f"no further rounds: {problem}")
     return replace(found, moments=tuple(one for _, one in sorted(moments.items())), remarks=tuple(remarks))
+
+
+def _moment(trained: Trained, sampling: Sampling, examples: Examples | None, labels: Labels) -> Moment:
+    seen = _seen(trained, sampling, examples)
+    return moment_of(trained.round, seen.stages, seen.weights, labels)
 
 
 @dataclass(frozen=True)
@@ -184,31 +194,3 @@ def _means(parts: Split, activations: Tensor) -> Matrix:
     channels = parts.channel_axis(axes) % axes + 1
     positions = [axis for axis in range(1, axes + 1) if axis != channels]
     return (activations.double().mean(positions) if positions else activations.double()).numpy()
-
-
-def _calibrated(trained: Trained, sampling: Sampling, remarks: list[str]) -> list[Calibrated]:
-    """Of all clients together, of those of each architecture, and of each."""
-    federation = trained.federation
-    if not federation.task.has_classes:
-        remarks.append(f"no calibration: the task {federation.task.name} has no probabilities of classes")
-        return []
-    found: dict[ClientId, tuple[Matrix, Matrix]] = {}
-    for client, site in sorted(federation.sites.items()):
-        examples = federation.common_test(client) if sampling.common else site.test
-        if examples is not None and len(examples):
-            outputs = predict(trained.model(client), examples)
-            found[client] = outputs.double().softmax(1).nan_to_num(0.0).numpy(), examples.labels.numpy()
-    if not found:
-        remarks.append("no calibration: no client has test examples")
-        return []
-    kinds = {client: federation.base_of(federation.sites[client].architecture) for client in found}
-    together = {EVERYBODY: list(found), **{kind: [c for c in found if kinds[c] == kind] for kind in kinds.values()}}
-    groups = {**together, **{f"client {client}": [client] for client in found}}
-    return [
-        Calibrated(whose, len(members), _pooled(found, members, sampling.bins)) for whose, members in groups.items()
-    ]
-
-
-def _pooled(found: dict[ClientId, tuple[Matrix, Matrix]], members: Iterable[ClientId], bins: int) -> Reliability:
-    shares, labels = zip(*(found[client] for client in members), strict=True)
-    return calibration(np.concatenate(shares), np.concatenate(labels), bins)

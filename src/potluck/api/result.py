@@ -138,6 +138,7 @@ class RunResult:
         clients: int = 10,
         examples: int = 512,
         bins: int = 15,
+        by: str | None = None,
     ) -> Analysis:
         """What `potluck analyse` finds of this run beside others, as data frames; `write` makes its page.
 
@@ -152,12 +153,15 @@ class RunResult:
             clients: of how many at most the networks are compared, of each architecture in turn.
             examples: of the common test set at most, on which they are compared.
             bins: of confidence, for the calibration.
+            by: a column of the runs' tables, also one that is no input, by whose values test examples are divided into
+                groups: what each gains, and how sure its predictions are.
 
         Raises:
             ConfigError: a run has no folder, or a value is wrong.
+            DataError: data are no tables, or lack the column `by`.
             CheckpointError: a folder is not a run, or all runs are damaged.
         """
-        scope = Scope(measure, chosen, alone, target, clients, examples, bins)
+        scope = Scope(measure, chosen, alone, target, clients, examples, bins, by)
         return analysis_of(folders_of([self, *others]), scope)
 
     def attack(

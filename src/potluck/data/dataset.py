@@ -67,6 +67,7 @@ class Dataset:
         task: the meaning of targets, and the metrics.
         owners: whose each example is, as a number of 0 or more: of the training part int64 (n,), and of the test part;
             None if nobody knows. A partition by owner divides by it.
+        owner_names: their names by number, such as those of hospitals; None if they have only numbers.
         groups: which training examples belong together, such as those of one patient, a number of 0 or more for each,
             int64 (n,): none of a group is for training where others are for validation. None if each is by itself.
 
@@ -85,6 +86,7 @@ class Dataset:
     task: Task = CLASSIFICATION
     owners: tuple[Tensor, Tensor] | None = None
     groups: Tensor | None = None
+    owner_names: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         _check_classes(self.name, self.num_classes, self.classes)

@@ -1,25 +1,33 @@
 """Figures of an analysis, as wide as a column of a paper."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from potluck.analysis.costs import COSTS, over_cost
 from potluck.analysis.findings import Findings
 from potluck.analysis.gains import Gain
-from potluck.analysis.inside import EVERYBODY, Calibrated, Inside
+from potluck.analysis.groups import group
+from potluck.analysis.inside import EVERYBODY, Calibrated, Inside, by_experiment
 from potluck.analysis.plots.curves import COLOURS, Axes, Figure, style
 from potluck.analysis.plots.over_rounds import draw_over_rounds
-from potluck.analysis.plots.panels import MOST, by_experiment, few, lines_of, panels_of
+from potluck.analysis.plots.panels import MOST, few, lines_of, look_of, panels_of
+
+_LONG = 3  # letters of a name that stands on end
+_APART = 0.12  # experiments beside one another
 
 
 def draw_findings(findings: Findings) -> dict[str, Figure]:
     """A figure for each thing that was found, by its name."""
     drawn: dict[str, Figure | None] = {
         "gains": _gains(findings),
+        **{f"gains-by-class-{number}": _by_class(findings, gain) for number, gain in enumerate(findings.gains, 1)},
+        "groups": _groups(findings),
+        "costs": _costs(findings),
         "similarity": _similarity(findings.inside),
         **{f"heatmaps-{number}": _heatmaps(*one) for number, one in enumerate(by_experiment(findings.inside), 1)},
-        **{f"map-{number}": _maps(*one) for number, one in enumerate(by_experiment(findings.inside), 1)},
+        **{f"map-{number}": _maps(findings, *one) for number, one in enumerate(by_experiment(findings.inside), 1)},
         "calibration": _reliability(findings.inside),
         "drift": _drift(findings.inside),
         **draw_over_rounds(findings.inside),
@@ -51,7 +59,82 @@ def _gain_of_clients(axes: Axes, gain: Gain, scale: float) -> None:
     axes.axhline(0, color="#333333", linewidth=0.8)
     axes.axhline(scale * gain.over_seeds.mean, color=COLOURS[0], linewidth=0.9, linestyle="--")
     axes.set(title=gain.experiment, xlabel="client, by gain", xticks=few(range(len(ranked))))
-    axes.set_xticklabels([str(ranked[place].client) for place in few(range(len(ranked)))])
+    _name_ticks(axes, [ranked[place].name for place in few(range(len(ranked)))])
+
+
+def _name_ticks(axes: Axes, names: Sequence[str], *, up: bool = False) -> None:
+    """Names of clients at an axis, without what all numbers share; long ones on end."""
+    short = [name.removeprefix("client ") for name in names]
+    if up:
+        axes.set_yticklabels(short)
+    else:
+        axes.set_xticklabels(short, rotation=90 if max(map(len, short), default=0) > _LONG else 0)
+
+
+def _by_class(findings: Findings, gain: Gain) -> Figure | None:
+    """What each client gains in each of its classes."""
+    rows = [row for row in findings.classes if row.experiment == gain.experiment]
+    if not rows:
+        return None
+    clients, labels = list(dict.fromkeys(row.name for row in rows)), sorted({row.label for row in rows})
+    cells = {(row.name, row.label): 100 * row.gain.mean for row in rows}
+    values = [[cells.get((name, label), np.nan) for label in labels] for name in clients]
+    most = float(np.nanmax(np.abs(values))) or 1.0
+    with style():
+        figure, (axes,) = panels_of(3.0)
+        image = axes.imshow(values, vmin=-most, vmax=most, cmap="PuOr_r", aspect="auto")
+        across, down = few(range(len(labels))), few(range(len(clients)))
+        axes.set(title=gain.experiment, xlabel="class", ylabel="client", xticks=across, yticks=down)
+        _name_ticks(axes, [findings.class_name(labels[place]).removeprefix("class ") for place in across])
+        _name_ticks(axes, [clients[place] for place in down], up=True)
+        axes.grid(False)
+        figure.colorbar(image, ax=axes, label=f"gain over {gain.against} (points)")
+    return figure
+
+
+def _groups(findings: Findings) -> Figure | None:
+    """What groups of test examples gain, an experiment beside another."""
+    experiments = list(dict.fromkeys(row.experiment for row in findings.groups))[:MOST]
+    names = list(dict.fromkeys(row.group for row in findings.groups))
+    if not experiments:
+        return None
+    with style():
+        figure, (axes,) = panels_of(2.6)
+        for place, experiment in enumerate(experiments):
+            rows = [row for row in findings.groups if row.experiment == experiment]
+            at = [names.index(row.group) + (place - (len(experiments) - 1) / 2) * _APART for row in rows]
+            halves = [100 * (row.gain.half or 0.0) for row in rows]
+            means = [100 * row.gain.mean for row in rows]
+            axes.errorbar(at, means, yerr=halves, fmt="o", color=COLOURS[place], markersize=3, label=experiment)
+        axes.axhline(0, color="#333333", linewidth=0.8)
+        axes.set(xticks=range(len(names)), ylabel="gain over training alone (points)")
+        _name_ticks(axes, names)
+        axes.legend(fontsize=6, frameon=False)
+    return figure
+
+
+def _costs(findings: Findings) -> Figure | None:
+    """The metric over what it costs, a panel for each currency, a line for each experiment."""
+    groups, of = group(findings.runs), findings.measure
+    curves = {
+        cost.label: {members.label: points for members in groups if (points := over_cost(members, cost, of))}
+        for cost in COSTS
+    }
+    shown = {label: lines for label, lines in curves.items() if lines}
+    if not shown:
+        return None
+    scale = 100.0 if findings.metric.percent else 1.0
+    with style():
+        figure, panels = panels_of(2.6, len(shown), share=True)
+        for axes, (label, lines) in zip(panels, shown.items(), strict=True):
+            for place, (name, points) in enumerate(lines.items()):
+                spent, values = zip(*points, strict=True)
+                axes.plot(spent, scale * np.array(values), label=name, **look_of(place))
+            axes.set(xlabel=label, xlim=(0, None))
+        panels[0].set_ylabel(f"{findings.metric.label}{' (%)' if findings.metric.percent else ''}")
+        if len(groups) > 1:
+            panels[0].legend(fontsize=6, frameon=False)
+    return figure
 
 
 def _similarity(inside: Sequence[Inside]) -> Figure | None:
@@ -85,55 +168,67 @@ def _heatmaps(label: str, runs: Sequence[Inside]) -> Figure | None:
     if not clients:
         return None
     last = sorted({at for at, *_ in clients})[1 - MOST :]
+    called = runs[0].client_name if len({one.client_names for one in runs}) == 1 else str
     with style():
         figure, panels = panels_of(3.0, 1 + len(last))
         for axes, stage in zip(panels, last, strict=False):
             pairs = {(of, other): values for (at, of, other), values in clients.items() if at == stage}
-            _heatmap(axes, {**pairs, **{(of, of): [1.0] for of, _ in pairs}}, f"stage {stage}, client by client")
+            whole = {**pairs, **{(of, of): [1.0] for of, _ in pairs}}
+            _heatmap(axes, whole, f"stage {stage}, client by client", called)
         image = _heatmap(panels[-1], stages, "stage by stage")
         figure.colorbar(image, ax=panels[-1], label="CKA, unbiased")
         figure.suptitle(label, fontsize=9, x=0.01, ha="left")
     return figure
 
 
-def _heatmap(axes: Axes, values: Mapping[tuple[int, int], Sequence[float]], title: str) -> Any:
-    """The means of values by row and column."""
+def _heatmap(
+    axes: Axes,
+    values: Mapping[tuple[int, int], Sequence[float]],
+    title: str,
+    called: Callable[[int], str] = str,
+) -> Any:
+    """The means of values by row and column, each with the name that it is called."""
     names = sorted({name for name, _ in values})
     matrix = [[np.mean(values.get((row, column), [np.nan])) for column in names] for row in names]
     image = axes.imshow(matrix, vmin=0, vmax=1, cmap="viridis")
     places = few(range(len(names)))
-    labels = [str(names[place]) for place in places]
-    axes.set(title=title, xticks=places, yticks=places, xticklabels=labels, yticklabels=labels)
+    labels = [called(names[place]) for place in places]
+    axes.set(title=title, xticks=places, yticks=places)
+    _name_ticks(axes, labels)
+    _name_ticks(axes, labels, up=True)
     axes.grid(False)
     return image
 
 
-def _maps(label: str, runs: Sequence[Inside]) -> Figure | None:
+def _maps(findings: Findings, label: str, runs: Sequence[Inside]) -> Figure | None:
     """Features of the first of these runs, by principal components and by t-SNE, coloured by client and by class."""
-    found = next((one.map for one in runs if one.map), None)
-    if found is None:
+    run = next((one for one in runs if one.map), None)
+    found = run and run.map
+    if run is None or found is None:
         return None
     points = np.array([(one.pca_x, one.pca_y, one.tsne_x, one.tsne_y) for one in found.points])
     kinds = {"client": [one.client for one in found.points], "class": [one.label for one in found.points]}
     shown = {name: owners for name, owners in kinds.items() if None not in owners}
+    called = {"client": run.client_name, "class": findings.class_name}
     with style():
         figure, panels = panels_of(3.0, 2 * len(shown))
         left = iter(panels)
         for name, owners in shown.items():
             for title, at in (("PCA", slice(2)), ("t-SNE", slice(2, 4))):
-                _map(next(left), points[:, at], owners, f"{title}, by {name}")
+                _map(next(left), points[:, at], owners, f"{title}, by {name}", called[name])
         figure.suptitle(label, fontsize=9, x=0.01, ha="left")
     return figure
 
 
-def _map(axes: Axes, points: Any, owners: Sequence[int | None], title: str) -> None:
+def _map(axes: Axes, points: Any, owners: Sequence[Any], title: str, called: Callable[[int], str]) -> None:
     from matplotlib import colormaps
 
     names = list(dict.fromkeys(owners))
     colours = colormaps["tab10" if len(names) <= 10 else "tab20"]
-    for place, name in enumerate(sorted(names, key=lambda name: name or 0)):
+    for place, name in enumerate(sorted(names)):
         mine = points[[owner == name for owner in owners]]
-        axes.scatter(mine[:, 0], mine[:, 1], s=4, color=colours(place % colours.N), label=str(name), linewidths=0)
+        label = called(name).removeprefix("client ").removeprefix("class ")
+        axes.scatter(mine[:, 0], mine[:, 1], s=4, color=colours(place % colours.N), label=label, linewidths=0)
     axes.set(title=title, xticks=[], yticks=[])
     axes.legend(fontsize=6, frameon=False, ncols=2, markerscale=2, handletextpad=0.1, columnspacing=0.5)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from potluck.analysis.inside import Inside
+from potluck.analysis.inside import Inside, by_experiment
 from potluck.analysis.plots.curves import COLOURS, Axes, Figure, style
 
 COLUMN = 3.4
@@ -50,22 +50,18 @@ def lines_of(inside: Sequence[Inside], draw: DrawLine) -> Figure | None:
     return figure
 
 
+def look_of(place: int) -> dict[str, Any]:
+    """The look of a line among others."""
+    return {"color": COLOURS[place % MOST], "marker": _MARKERS[place // MOST % MOST], "markersize": 3}
+
+
 def draw_lines(axes: Axes, inside: Sequence[Inside], draw: DrawLine) -> None:
     """A line for each experiment of these runs, each with its look, and a legend of several."""
     experiments = by_experiment(inside)
     for place, (label, runs) in enumerate(experiments):
-        look = {"color": COLOURS[place % MOST], "marker": _MARKERS[place // MOST % MOST], "label": label}
-        draw(axes, runs, {**look, "markersize": 3})
+        draw(axes, runs, {**look_of(place), "label": label})
     if len(experiments) > 1:
         axes.legend(fontsize=6, frameon=False)
-
-
-def by_experiment(inside: Sequence[Inside]) -> list[tuple[str, list[Inside]]]:
-    """The runs of each experiment, in order of appearance."""
-    found: dict[str, list[Inside]] = {}
-    for one in inside:
-        found.setdefault(one.experiment, []).append(one)
-    return list(found.items())
 
 
 def few(places: Sequence[int]) -> list[int]:

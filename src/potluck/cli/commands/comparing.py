@@ -158,6 +158,9 @@ def analyse(
     clients: Annotated[int, typer.Option(help="Compare the networks of so many clients.", min=2)] = 10,
     examples: Annotated[int, typer.Option(help="Compare them on so many common test examples.", min=8)] = 512,
     bins: Annotated[int, typer.Option(help="Of confidence, for the calibration.", min=2)] = 15,
+    by: Annotated[
+        str | None, typer.Option(help="A column of the runs' tables: what each group of test examples gains.")
+    ] = None,
     show: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
 ) -> None:
     """Analyse what runs have trained: who profits and who loses, at what cost, and how alike clients' models are."""
@@ -165,7 +168,7 @@ def analyse(
     from potluck.api.analyse import Scope, analysis_of
     from potluck.cli.compare import measure_of
 
-    scope = Scope(measure_of(measure), chosen, alone, target, clients, examples, bins)
+    scope = Scope(measure_of(measure), chosen, alone, target, clients, examples, bins, by)
     analysis = analysis_of(folders, scope, stages.show_stages)
     page = analysis.write(to or (folders[0] if len(folders) == 1 else Path("analysis")))
     stages.clear()

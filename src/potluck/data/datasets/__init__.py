@@ -12,6 +12,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
 
+import numpy as np
+
 from potluck.core.ground.access import entered
 from potluck.core.ground.discovery import matching, module_names, named_file, objects_given, plugins, unknown
 from potluck.core.ground.errors import ConfigError, DataError
@@ -26,7 +28,7 @@ from potluck.data.datasets._sized import SizedSource, check_images
 from potluck.data.datasets._torch import from_torch
 from potluck.data.tables.columns import Columns
 from potluck.data.tables.reading import ColumnReading
-from potluck.data.tables.source import Rows, TableSource, is_table
+from potluck.data.tables.source import Rows, TableSource, is_table, values_of_tests
 from potluck.data.transforms import STEPS, augmented
 
 __all__ = [
@@ -80,6 +82,23 @@ def rows_in(name_or_path: str | Path) -> Rows | None:
     """
     source = _found(name_or_path)
     return source.rows() if isinstance(source, _Tables) else None
+
+
+def column_of_tests(name_or_path: str | Path, columns: Columns | None, name: str) -> np.ndarray:
+    """The values of a column, as text, for each test example of a table, also of one that is no input.
+
+    Args:
+        name_or_path: as for `load`.
+        columns: as for `load`.
+        name: of the column.
+
+    Raises:
+        DataError: it is no table, or has no such column.
+    """
+    rows = rows_in(name_or_path)
+    if rows is None:
+        raise DataError(f"{name_or_path}: no column {name!r}, since it is no table")
+    return values_of_tests(rows, columns or Columns(), name, str(name_or_path))
 
 
 def common_reading(name_or_path: str | Path, task: Task | None, columns: Columns) -> ColumnReading | None:

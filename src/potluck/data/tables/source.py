@@ -122,6 +122,7 @@ def dataset_of(rows: Rows, columns: Columns, task: Task, name: str, where: str) 
     reading = _reading(parts.train, columns, task, where)
     train, test = (reading.inputs(part, columns, where) for part in parts)
     targets = [reading.targets(part, columns, task, where) for part in parts]
+    owners, names = (None, None) if columns.by is None else _owners(parts, columns.by)
     return Dataset(
         name=name,
         train_inputs=train,
@@ -131,9 +132,21 @@ def dataset_of(rows: Rows, columns: Columns, task: Task, name: str, where: str) 
         num_classes=len(reading.classes) if task.has_classes else task.width_for(targets[0]),
         classes=reading.classes or None,
         task=task,
-        owners=None if columns.by is None else _owners(parts, columns.by),
+        owners=owners,
         groups=None if columns.group is None else torch.from_numpy(_numbers(parts.train, columns.group)),
+        owner_names=names,
     )
+
+
+def values_of_tests(rows: Rows, columns: Columns, name: str, where: str) -> np.ndarray:
+    """The values of a column, as text, of the rows for tests in the order of their data set.
+
+    Raises:
+        DataError: there is no such column.
+    """
+    test = _parts(rows, columns, where).test
+    _check_there(test, name, where)
+    return _texts(test, name, "(none)")
 
 
 def tables_in(found: Any) -> Rows | None:
@@ -207,8 +220,13 @@ def _named(rows: Table, where: str) -> Table:
 def _check_named(rows: Table, columns: Columns, where: str) -> None:
     """Check that rows say whose they are and which belong together, if they are to be divided by that."""
     for name in (columns.by, columns.group):
-        if name is not None and name not in rows.columns:
-            raise DataError(f"{where}: no column {name!r}; found {', '.join(rows.columns[:20])}")
+        if name is not None:
+            _check_there(rows, name, where)
+
+
+def _check_there(rows: Table, name: str, where: str) -> None:
+    if name not in rows.columns:
+        raise DataError(f"{where}: no column {name!r}; found {', '.join(rows.columns[:20])}")
 
 
 def _check_apart(parts: _Parts, group: str | None, where: str) -> None:
@@ -242,13 +260,18 @@ def _numbers(rows: Table, column: str | None) -> np.ndarray:
     """A number for each different value of a column, in their order as text; 0 without a column."""
     if column is None:
         return np.zeros(len(rows), np.int64)
-    values = rows[column].astype("string").fillna("").to_numpy(str)
-    return np.unique(values, return_inverse=True)[1].astype(np.int64)
+    return np.unique(_texts(rows, column), return_inverse=True)[1].astype(np.int64)
 
 
-def _owners(parts: _Parts, column: str) -> tuple[Tensor, Tensor]:
-    """Whose each row is, by the order of the owners' names in both parts together."""
+def _texts(rows: Table, column: str, missing: str = "") -> np.ndarray:
+    return rows[column].astype("string").fillna(missing).to_numpy(str)
+
+
+def _owners(parts: _Parts, column: str) -> tuple[tuple[Tensor, Tensor], tuple[str, ...]]:
+    """Whose each row is, by the order of the owners' names in both parts together, and these names."""
     import pandas as pd
 
-    numbers = torch.from_numpy(_numbers(pd.concat(parts), column))
-    return numbers[: len(parts.train)], numbers[len(parts.train) :]
+    both = pd.concat(parts)
+    numbers = torch.from_numpy(_numbers(both, column))
+    names = tuple(np.unique(_texts(both, column)).tolist())
+    return (numbers[: len(parts.train)], numbers[len(parts.train) :]), names

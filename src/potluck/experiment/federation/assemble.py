@@ -52,6 +52,7 @@ class Assembly:
         classes: their names in the order of their numbers.
         here: whether clients' examples are on this machine.
         initial_weights: digests of the models' files of initial weights, by the files as they were typed.
+        names: of the clients, in the order of their numbers; none if they have none.
     """
 
     federation: Federation
@@ -60,6 +61,7 @@ class Assembly:
     classes: tuple[str, ...] = ()
     here: bool = True
     initial_weights: Mapping[str, str] = field(default_factory=dict[str, str])
+    names: tuple[str, ...] = ()
 
 
 def assemble(experiment: Experiment, *, checked: bool = False) -> Assembly:
@@ -124,7 +126,7 @@ def assemble(experiment: Experiment, *, checked: bool = False) -> Assembly:
         task=dataset.task,
     )
     facts = (dataset.checksum, dealt.fingerprint, matched.classes)
-    return Assembly(federation, *facts, initial_weights=experiment.initial_weights())
+    return Assembly(federation, *facts, initial_weights=experiment.initial_weights(), names=dealt.names)
 
 
 def task_of(experiment: Experiment) -> Task:
@@ -213,10 +215,11 @@ def _private_and_public(experiment: Experiment, dataset: Dataset) -> tuple[Tenso
 
 @dataclass(frozen=True)
 class _Dealt:
-    """Each client's training, validation and test examples, and a digest of the division."""
+    """Each client's training, validation and test examples, a digest of the division, and the clients' names."""
 
     parts: list[Parts]
     fingerprint: str
+    names: tuple[str, ...] = ()
 
 
 def own_heads(experiment: Experiment, num_classes: int, input_shape: InputShape) -> OwnHeads:
@@ -244,7 +247,8 @@ def _dealt(experiment: Experiment, dataset: Dataset, private: Tensor) -> _Dealt:
             part, train_labels, fraction, key.fold("validation", client), dataset.groups, settled
         )
         found.append((dataset.train.take(train), dataset.train.take(validation), dataset.test.take(test)))
-    return _Dealt(found, fingerprint(parts))
+    named = dataset.owner_names if by else None
+    return _Dealt(found, fingerprint(parts), tuple(named[int(divided[part[0]])] for part in parts) if named else ())
 
 
 def _owners(experiment: Experiment, dataset: Dataset) -> tuple[Tensor, Tensor]:
@@ -329,7 +333,14 @@ def _own(experiment: Experiment, matched: MatchedClasses) -> _Dealt:
     places = enumerate(experiment.federation.data or ())
     datasets = [matched.relabelled(load_own(experiment, place), named(client, place)) for client, place in places]
     parts = [own_parts(experiment, client, dataset) for client, dataset in enumerate(datasets)]
-    return _Dealt(parts, digest(" ".join(dataset.checksum for dataset in datasets).encode()))
+    fingerprint = digest(" ".join(dataset.checksum for dataset in datasets).encode())
+    return _Dealt(parts, fingerprint, _names_of(experiment.federation.data or ()))
+
+
+def _names_of(places: Sequence[str]) -> tuple[str, ...]:
+    """What clients with data of their own are called: after the files or folders, as far as these differ."""
+    short = [Path(place).stem for place in places]
+    return tuple(short if len(set(short)) == len(short) else places)
 
 
 def load_own(experiment: Experiment, place: str | Path) -> Dataset:

@@ -137,6 +137,7 @@ def write_manifest(folder: Path, assembly: Assembly, computing: dict[str, Any], 
         "device": "cpu",
         "task": {"name": task.name, "metrics": [metric.facts() for metric in task.metrics]},
         **_cautions(assembly, experiment),
+        **({"client_names": list(assembly.names)} if assembly.names else {}),
         "frozen": {member.architecture: sorted(member.frozen) for member in members if member.frozen},
         "computing": {**computing, "fused_optimizers": True},
     }

@@ -14,6 +14,7 @@ from potluck.core.requests.examples import Examples
 from potluck.engine.disk.store import ClientStore
 from potluck.engine.rounds.engine import Engine
 from potluck.experiment.federation.assemble import Assembly, assemble
+from potluck.experiment.federation.groups import Groups, groups_by
 from potluck.experiment.folder.checkpoint import Checkpoints
 from potluck.experiment.folder.code import as_started
 from potluck.experiment.folder.folder import check_data, open_folder
@@ -127,6 +128,16 @@ class RunModels:
         for number, path in kept_rounds(self._home).items():
             if last and number <= last.round and (checkpoint := Checkpoint.read(path)):
                 yield self._of(checkpoint)
+
+    def groups(self, column: str) -> Groups:
+        """The groups of test examples by a column of the run's tables, whether or not models read it.
+
+        Raises:
+            ConfigError: the column has too many different values.
+            DataError: the data are no tables, or lack the column.
+        """
+        with as_started(self.folder, open_folder(self.folder)):
+            return groups_by(column, self.experiment)
 
     @property
     def _home(self) -> Path:

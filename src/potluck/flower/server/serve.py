@@ -102,7 +102,7 @@ def serve(
             met = _Meeting(grid, experiment, base, matched, header, say).first()
             write_atomically(folder / NODES, met.to_json())
         nodes = Nodes(grid, met.names)
-        assembly = remote_assembly(experiment, base, matched, met.introductions)
+        assembly = replace(remote_assembly(experiment, base, matched, met.introductions), names=met.spoken_names)
         executor = GridExecutor(nodes, header, experiment.run.rounds_close, largest=largest)
         choice = ChosenExecutor(executor, "flower", len(met.names), "clients are Flower's nodes")
         run = prepare(experiment, assembly, folder, choice, KeptElsewhere())
@@ -122,6 +122,12 @@ class _Met:
     run: str
     names: Mapping[ClientId, str]
     introductions: Mapping[ClientId, Introduction]
+
+    @property
+    def spoken_names(self) -> tuple[str, ...]:
+        """The names in the order of clients; none if nodes have only numbers, as those without keys."""
+        names = tuple(name for _, name in sorted(self.names.items()))
+        return () if all(name.isdecimal() for name in names) else names
 
     def to_json(self) -> bytes:
         """The JSON for the run's folder."""
