@@ -1,6 +1,7 @@
 """An analysis as one page of HTML, and its tables and figures as files."""
 
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, replace
 from importlib.resources import files
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from potluck.analysis.rendering import svg_address, template
 from potluck.records import TITLES, TITLES_OF_A_CLIENT
 
 PAGE, FILES = "analysis.html", "analysis"
-_SHOWN = 40  # rows of a table that are not folded
+_SHOWN = 40  # rows of a table that is not folded in any case
 
 
 @dataclass(frozen=True)
@@ -29,17 +30,14 @@ class Shown:
         table: its cells; None for figures.
         figures: by name, as addresses that hold them.
         words: how to read it.
+        folded: whether its table is shown only when asked for.
     """
 
     title: str
     table: TextTable | None = None
     figures: tuple[tuple[str, str], ...] = ()
     words: str = ""
-
-    @property
-    def folded(self) -> bool:
-        """Whether it is shown only when asked for."""
-        return self.table is not None and len(self.table.rows) > _SHOWN
+    folded: bool = False
 
 
 def write_findings(findings: Findings, to: Path) -> Path:
@@ -88,7 +86,7 @@ def _page(findings: Findings, drawn: dict[str, str], tables: list[str]) -> str:
         metric=findings.metric,
         sentences=findings.sentences,
         remarks=findings.remarks,
-        parts={name: [one for one in found if _has(one)] for name, found in _parts(findings, drawn).items()},
+        parts={name: [_folded(one) for one in found if _has(one)] for name, found in _parts(findings, drawn).items()},
         measure=TITLES_OF_A_CLIENT[findings.measure],
         runs=[(one.name, one.round) for one in findings.inside],
         tables=[f"{name}.csv" for name in tables],
@@ -96,6 +94,11 @@ def _page(findings: Findings, drawn: dict[str, str], tables: list[str]) -> str:
         figures=[f"{name}.svg" for name in drawn],
         files=FILES,
     )
+
+
+def _folded(one: Shown) -> Shown:
+    """Folded if its table is long."""
+    return replace(one, folded=True) if one.table and len(one.table.rows) > _SHOWN else one
 
 
 def _has(one: Shown) -> bool:
@@ -121,7 +124,10 @@ def _parts(findings: Findings, drawn: dict[str, str]) -> dict[str, list[Shown]]:
             Shown("Architectures", shown.architectures(findings)),
             Shown("Classes", shown.classes(findings), words=_ON_CLASSES),
             several("Clients by class", _ON_CLIENTS_BY_CLASS, "gains-by-class"),
-            *(Shown(f"Clients by class: {name}", table) for name, table in shown.client_classes(findings).items()),
+            *(
+                Shown(f"Clients by class: {name}", table, folded=True)
+                for name, table in shown.client_classes(findings).items()
+            ),
         ],
         "How fairly": [Shown("Over clients", shown.fairness(findings), words=_ON_FAIRNESS)],
         "What it costs": [
@@ -161,7 +167,8 @@ _ON_CLASSES = (
     "Gain in the share of a class's examples that are classified right (points), over all own test parts together."
 )
 _ON_CLIENTS = (
-    "Those that lose most first. p: of a paired t-test over seeds, by Holm's method for the number of clients."
+    "Who loses most first. p: of a paired t-test over seeds, by Holm's method for the number of clients. Where data are"
+    " divided by a draw, a number stands for other data in each seed."
 )
 _ON_GROUPS = (
     "Gain in the share of a group's test examples that are classified right, all clients together. p: of a paired"

@@ -123,7 +123,7 @@ def _of_map(inside: Inside, found: Map) -> dict[str, Any]:
         **_run(inside),
         "clients": len(found.clients),
         "width": found.width,
-        "points": len(found.points),
+        "points": found.features,
         "silhouette_by_client": found.by_client,
         "silhouette_by_class": found.by_class,
     }

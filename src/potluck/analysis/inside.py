@@ -1,7 +1,7 @@
 """What the trained models of a run show of themselves, as rows of tables: similarity, drift and calibration."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
@@ -135,13 +135,15 @@ class Map:
     Attributes:
         clients: those whose features have one width.
         width: that width.
-        points: one for each client and example.
+        features: how many there are, one for each client and example.
+        points: where they lie; none of a run whose map is not drawn, since another of its experiment is.
         by_client: mean silhouette of the clients' features, before they are projected: about 0 where all see alike.
         by_class: of the classes'; None without.
     """
 
     clients: tuple[int, ...]
     width: int
+    features: int
     points: tuple[Dot, ...]
     by_client: float | None
     by_class: float | None
@@ -275,24 +277,26 @@ def similarities(stages: Sequence[StageOf]) -> list[Similarity]:
     ]
 
 
-def feature_map(last: Sequence[StageOf], labels: Labels) -> Map | None:
+def feature_map(last: Sequence[StageOf], labels: Labels, *, drawn: bool = True) -> Map | None:
     """The features behind these last stages, of the clients that have the width of most; None for fewer than two.
 
     Args:
         last: of each client, on the same examples.
         labels: the examples' classes.
+        drawn: whether they are placed in two dimensions, which takes seconds.
     """
     found = _mapped(last, labels)
     if found is None:
         return None
+    points = tuple(_dots(found)) if drawn else ()
+    return Map(found.clients, found.features.shape[1], len(found.features), points, *found.separation)
+
+
+def _dots(found: "_Mapped") -> Iterator[Dot]:
     places = np.hstack([principal(found.features), neighbours(found.features)]).tolist()
     classes = found.classes or [None] * len(places)
-    return Map(
-        found.clients,
-        found.features.shape[1],
-        tuple(Dot(owner, label, *at) for owner, label, at in zip(found.owners, classes, places, strict=True)),
-        *found.separation,
-    )
+    for owner, label, at in zip(found.owners, classes, places, strict=True):
+        yield Dot(owner, label, *at)
 
 
 @dataclass(frozen=True)

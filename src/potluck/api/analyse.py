@@ -124,7 +124,9 @@ def analysis_of(paths: Sequence[Path], scope: Scope, tell: Callable[[str], None]
         groups = None if scope.by is None else models.groups(scope.by)
         empty = Inside(name, experiment, trained.round, run.client_names)
         try:
-            inside.append(look_inside(trained, empty, sampling, kept=models.kept(), groups=groups))
+            drawn = experiment not in {one.experiment for one in inside if one.map}
+            look = look_inside(trained, empty, sampling, kept=models.kept(), groups=groups, drawn=drawn)
+            inside.append(look)
         except PotluckError as problem:
             remarks.append(f"{name}: nothing of its models: {problem}")
     return Analysis(found(inside, remarks=remarks))

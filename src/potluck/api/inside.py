@@ -72,6 +72,7 @@ def look_inside(
     *,
     kept: Iterable[Trained] = (),
     groups: Groups | None = None,
+    drawn: bool = True,
 ) -> Inside:
     """What a run's models show; what cannot be computed is left out with a remark that says why.
 
@@ -81,6 +82,7 @@ def look_inside(
         sampling: how closely they are looked at.
         kept: the models of further rounds, for curves.
         groups: of test examples, whose predictions are looked at by themselves too.
+        drawn: whether its features are placed in two dimensions.
     """
     federation, remarks = trained.federation, list[str]()
     examples = _shown(federation, sampling.examples)
@@ -100,7 +102,7 @@ def look_inside(
         drift=tuple(drift(seen.weights)),
         calibration=tuple(calibrated(predicted, federation, empty, sampling.bins)),
         counted=tuple(row for client, of in predicted.items() for row in of.counted(client)),
-        map=feature_map(last_stages(seen.stages), labels),
+        map=feature_map(last_stages(seen.stages), labels, drawn=drawn),
     )
     moments = {found.round: found.moment}
     try:

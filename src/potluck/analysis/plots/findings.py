@@ -79,10 +79,10 @@ def _by_class(findings: Findings, gain: Gain) -> Figure | None:
     clients, labels = list(dict.fromkeys(row.name for row in rows)), sorted({row.label for row in rows})
     cells = {(row.name, row.label): 100 * row.gain.mean for row in rows}
     values = [[cells.get((name, label), np.nan) for label in labels] for name in clients]
-    most = float(np.nanmax(np.abs(values))) or 1.0
+    most = max(abs(100 * row.gain.mean) for row in findings.classes) or 1.0  # so that experiments are compared
     with style():
         figure, (axes,) = panels_of(3.0)
-        image = axes.imshow(values, vmin=-most, vmax=most, cmap="PuOr_r", aspect="auto")
+        image = axes.imshow(values, vmin=-most, vmax=most, cmap="RdBu", aspect="auto")
         across, down = few(range(len(labels))), few(range(len(clients)))
         axes.set(title=gain.experiment, xlabel="class", ylabel="client", xticks=across, yticks=down)
         _name_ticks(axes, [findings.class_name(labels[place]).removeprefix("class ") for place in across])
@@ -202,7 +202,7 @@ def _heatmap(
 
 def _maps(findings: Findings, label: str, runs: Sequence[Inside]) -> Figure | None:
     """Features of the first of these runs, by principal components and by t-SNE, coloured by client and by class."""
-    run = next((one for one in runs if one.map), None)
+    run = next((one for one in runs if one.map and one.map.points), None)
     found = run and run.map
     if run is None or found is None:
         return None

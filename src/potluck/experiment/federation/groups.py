@@ -54,7 +54,7 @@ def groups_by(column: str, experiment: Experiment) -> Groups:
     several = np.unique(np.concatenate([found.common, *found.own]))
     if len(several) > MOST_GROUPS:
         raise ConfigError(
-            f"{config.dataset}: {column}: found {len(several)} different values, such as {str(several[0])!r}; expected at"
-            f" most {MOST_GROUPS} groups: add a column of a few, such as ranges"
+            f"{config.dataset}: {column}: found {len(several)} different values, such as {str(several[0])!r}; expected"
+            f" at most {MOST_GROUPS} groups: add a column of a few, such as ranges"
         )
     return found
