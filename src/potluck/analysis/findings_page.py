@@ -66,13 +66,13 @@ def write_findings(findings: Findings, to: Path) -> Path:
 def _for_papers(findings: Findings) -> dict[str, TextTable]:
     """The tables that are written as LaTeX."""
     found = {
-        "gains": shown.gains(findings),
-        "groups": shown.groups(findings),
-        "fairness": shown.fairness(findings),
-        "costs": shown.costs(findings),
-        "target": shown.target(findings),
-        "pivot": shown.pivot(findings),
-        "calibration": shown.calibration(findings, "all", "group"),
+        "gains": shown.table_of_gains(findings),
+        "groups": shown.table_of_groups(findings),
+        "fairness": shown.table_of_fairness(findings),
+        "costs": shown.table_of_costs(findings),
+        "target": shown.table_of_target(findings),
+        "pivot": shown.table_of_pivot(findings),
+        "calibration": shown.table_of_calibration(findings, "all", "group"),
     }
     return {name: table for name, table in found.items() if table.rows}
 
@@ -116,44 +116,46 @@ def _parts(findings: Findings, drawn: dict[str, str]) -> dict[str, list[Shown]]:
 
     return {
         "Who profits, who loses": [
-            Shown("Experiments beside training alone", shown.gains(findings), words=_ON_GAINS),
+            Shown("Experiments beside training alone", shown.table_of_gains(findings), words=_ON_GAINS),
             figures("Clients by their gain", "Dots: means over seeds; bars: intervals of 95 % over seeds.", "gains"),
-            Shown("Clients", shown.clients(findings), words=_ON_CLIENTS),
+            Shown("Clients", shown.table_of_clients(findings), words=_ON_CLIENTS),
             figures("Groups by their gain", "Bars: intervals of 95 % over seeds.", "groups"),
-            Shown("Groups", shown.groups(findings), words=_ON_GROUPS),
-            Shown("Architectures", shown.architectures(findings)),
-            Shown("Classes", shown.classes(findings), words=_ON_CLASSES),
+            Shown("Groups", shown.table_of_groups(findings), words=_ON_GROUPS),
+            Shown("Architectures", shown.table_of_architectures(findings)),
+            Shown("Classes", shown.table_of_classes(findings), words=_ON_CLASSES),
             several("Clients by class", _ON_CLIENTS_BY_CLASS, "gains-by-class"),
             *(
                 Shown(f"Clients by class: {name}", table, folded=True)
-                for name, table in shown.client_classes(findings).items()
+                for name, table in shown.table_of_client_classes(findings).items()
             ),
         ],
-        "How fairly": [Shown("Over clients", shown.fairness(findings), words=_ON_FAIRNESS)],
+        "How fairly": [Shown("Over clients", shown.table_of_fairness(findings), words=_ON_FAIRNESS)],
         "What it costs": [
-            Shown("Experiments", shown.costs(findings), words=caption(findings.rows, findings.measure)),
+            Shown("Experiments", shown.table_of_costs(findings), words=caption(findings.rows, findings.measure)),
             figures("Over what it costs", _ON_COSTS, "costs"),
-            Shown("Until the target", shown.target(findings), words=_ON_TARGET),
-            Shown(f"By setting, {TITLES[findings.measure]}", shown.pivot(findings)),
+            Shown("Until the target", shown.table_of_target(findings), words=_ON_TARGET),
+            Shown(f"By setting, {TITLES[findings.measure]}", shown.table_of_pivot(findings)),
         ],
         "How alike clients see": [
             figures("CKA between clients, by stage", _ON_SIMILARITY, "similarity"),
             several("Client by client, and stage by stage", "Unbiased linear CKA, mean over seeds.", "heatmaps"),
-            Shown("Mean over pairs of clients", shown.similarity(findings), words=_OVER_SEEDS),
+            Shown("Mean over pairs of clients", shown.table_of_similarity(findings), words=_OVER_SEEDS),
             figures("CKA between clients, over rounds", _ON_ROUNDS, "similarity-over-rounds"),
             several("Features before the head, in two dimensions", _ON_MAPS, "map"),
-            Shown("Silhouette of these features", shown.separation(findings), words=_OVER_SEEDS),
+            Shown("Silhouette of these features", shown.table_of_separation(findings), words=_OVER_SEEDS),
             figures("Silhouette over rounds", _ON_ROUNDS, "silhouette-over-rounds"),
         ],
         "How far weights are apart": [
             figures("By layer", _ON_DRIFT, "drift"),
             figures("Over rounds", _ON_ROUNDS, "drift-over-rounds"),
-            Shown("Layers", shown.drift(findings), words=_OVER_SEEDS),
+            Shown("Layers", shown.table_of_drift(findings), words=_OVER_SEEDS),
         ],
         "How sure predictions are": [
             figures("Confidence and accuracy", _ON_CALIBRATION, "calibration"),
-            Shown("Calibration", shown.calibration(findings, "all", "architecture", "group"), words=_OVER_SEEDS),
-            Shown("Clients", shown.calibration(findings, "client"), words=_OVER_SEEDS),
+            Shown(
+                "Calibration", shown.table_of_calibration(findings, "all", "architecture", "group"), words=_OVER_SEEDS
+            ),
+            Shown("Clients", shown.table_of_calibration(findings, "client"), words=_OVER_SEEDS),
         ],
     }
 

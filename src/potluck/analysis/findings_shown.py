@@ -10,7 +10,7 @@ from potluck.analysis.pivot import pivot_of
 from potluck.analysis.rendering import NOTHING, score
 
 
-def gains(found: Findings) -> TextTable:
+def table_of_gains(found: Findings) -> TextTable:
     """Experiments beside training alone."""
     unit = " (points)" if found.metric.percent else ""
     columns = ("", "seeds", "clients", "profit", "lose", f"gain{unit}", "± over seeds", "± over clients", "p")
@@ -27,7 +27,7 @@ def gains(found: Findings) -> TextTable:
     return TextTable(columns, tuple(lines))
 
 
-def clients(found: Findings) -> TextTable:
+def table_of_clients(found: Findings) -> TextTable:
     """Clients by their gain."""
     lines = [
         (
@@ -45,7 +45,7 @@ def clients(found: Findings) -> TextTable:
     return TextTable(("", "experiment", "architecture", "alone", "with it", "gain", "p"), tuple(lines))
 
 
-def groups(found: Findings) -> TextTable:
+def table_of_groups(found: Findings) -> TextTable:
     """Groups of test examples by their gain."""
     lines = [
         (
@@ -63,7 +63,7 @@ def groups(found: Findings) -> TextTable:
     return TextTable(columns, tuple(lines))
 
 
-def architectures(found: Findings) -> TextTable:
+def table_of_architectures(found: Findings) -> TextTable:
     """The clients of each architecture."""
     lines = [
         (name, gain.experiment, _signed(found, over))
@@ -73,7 +73,7 @@ def architectures(found: Findings) -> TextTable:
     return TextTable(("", "experiment", "gain"), tuple(lines))
 
 
-def classes(found: Findings) -> TextTable:
+def table_of_classes(found: Findings) -> TextTable:
     """One row for each class, and a column for each experiment."""
     numbers = sorted({number for gain in found.gains for number in gain.by_class})
     lines = [
@@ -83,7 +83,7 @@ def classes(found: Findings) -> TextTable:
     return TextTable(("", *(gain.experiment for gain in found.gains)), tuple(lines))
 
 
-def client_classes(found: Findings) -> dict[str, TextTable]:
+def table_of_client_classes(found: Findings) -> dict[str, TextTable]:
     """By experiment one row for each client, and a column for each class."""
     tables: dict[str, TextTable] = {}
     for experiment in dict.fromkeys(row.experiment for row in found.classes):
@@ -97,7 +97,7 @@ def client_classes(found: Findings) -> dict[str, TextTable]:
     return tables
 
 
-def fairness(found: Findings) -> TextTable:
+def table_of_fairness(found: Findings) -> TextTable:
     """How evenly the metric is spread."""
     lines = [
         (
@@ -110,12 +110,12 @@ def fairness(found: Findings) -> TextTable:
     return TextTable(("", "mean", "spread", "worst", "worst tenth", "Gini"), tuple(lines))
 
 
-def costs(found: Findings) -> TextTable:
+def table_of_costs(found: Findings) -> TextTable:
     """Scores, megabytes and seconds."""
     return table_of(found.rows, found.metric)
 
 
-def target(found: Findings) -> TextTable:
+def table_of_target(found: Findings) -> TextTable:
     """What it took to reach the target."""
     rows = {row.label: row.reached for row in found.rows}
     against = dict.fromkeys(one.against for one in found.speeds if one.against)
@@ -128,12 +128,12 @@ def target(found: Findings) -> TextTable:
     return TextTable(("", "seeds", "rounds", *(["speed-up"] if against else []), "MB", "seconds"), tuple(lines))
 
 
-def pivot(found: Findings) -> TextTable:
+def table_of_pivot(found: Findings) -> TextTable:
     """A row for each method, and a column for each setting."""
     return pivot_of(found.rows, found.metric, found.measure)
 
 
-def similarity(found: Findings) -> TextTable:
+def table_of_similarity(found: Findings) -> TextTable:
     """CKA between clients by stage."""
     lines: list[tuple[str, ...]] = []
     for experiment, runs in by_experiment(found.inside):
@@ -144,7 +144,7 @@ def similarity(found: Findings) -> TextTable:
     return TextTable(("", "stage, from 0", "CKA, unbiased", "CKA, exact"), tuple(lines))
 
 
-def separation(found: Findings) -> TextTable:
+def table_of_separation(found: Findings) -> TextTable:
     """Silhouettes of features."""
     lines: list[tuple[str, ...]] = []
     for experiment, runs in by_experiment(found.inside):
@@ -155,7 +155,7 @@ def separation(found: Findings) -> TextTable:
     return TextTable(("", "clients", "width", "by client", "by class"), tuple(lines))
 
 
-def drift(found: Findings) -> TextTable:
+def table_of_drift(found: Findings) -> TextTable:
     """One row for each layer, and a column for each experiment: the mean over clients."""
     experiments = [(name, runs) for name, runs in by_experiment(found.inside) if any(one.drift for one in runs)]
     layers = dict.fromkeys(row.layer for _, runs in experiments for one in runs for row in one.drift)
@@ -167,7 +167,7 @@ def drift(found: Findings) -> TextTable:
     return TextTable(("", *(name for name, _ in experiments)), tuple(lines))
 
 
-def calibration(found: Findings, *kinds: Kind) -> TextTable:
+def table_of_calibration(found: Findings, *kinds: Kind) -> TextTable:
     """How sure predictions of these kinds are."""
     lines: list[tuple[str, ...]] = []
     for experiment, runs in by_experiment(found.inside):

@@ -12,7 +12,7 @@ from potluck.analysis.groups import group
 from potluck.analysis.inside import EVERYBODY, Calibrated, Inside, by_experiment
 from potluck.analysis.plots.curves import COLOURS, Axes, Figure, style
 from potluck.analysis.plots.over_rounds import draw_over_rounds
-from potluck.analysis.plots.panels import MOST, few, lines_of, look_of, panels_of
+from potluck.analysis.plots.panels import MOST, few, panel_of_lines, look_of, panels_of
 
 _LONG = 3  # letters of a name that stands on end
 _APART = 0.12  # experiments beside one another
@@ -148,7 +148,7 @@ def _similarity(inside: Sequence[Inside]) -> Figure | None:
         axes.plot(list(found), [np.mean(values) for values in found.values()], **look)
 
     known = [one for one in inside if one.between_clients()]
-    figure = lines_of(known, drawn)
+    figure = panel_of_lines(known, drawn)
     if figure:
         figure.axes[0].set_xticks(sorted({stage for one in known for stage in one.between_clients()}))
         figure.axes[0].set(xlabel="stage, from 0", ylabel="CKA between clients, unbiased", ylim=(-0.05, 1.05))
@@ -242,7 +242,7 @@ def _reliability(inside: Sequence[Inside]) -> Figure | None:
         has = counts > 0
         axes.plot(sure[has] / counts[has], hits[has] / counts[has], **look)
 
-    figure = lines_of([one for one in inside if _everybody(one)], drawn)
+    figure = panel_of_lines([one for one in inside if _everybody(one)], drawn)
     if figure:
         axes = figure.axes[0]
         axes.plot([0, 1], [0, 1], color="#6b6b6b", linewidth=0.8, linestyle=":")
@@ -267,7 +267,7 @@ def _drift(inside: Sequence[Inside]) -> Figure | None:
         places = [place for place, name in enumerate(layers) if found[name]]
         axes.plot(places, [np.mean(found[layers[place]]) for place in places], **look)
 
-    figure = lines_of(known, drawn)
+    figure = panel_of_lines(known, drawn)
     if figure:
         places = few(range(len(layers)))
         axes = figure.axes[0]

@@ -40,7 +40,7 @@ def panels_of(height: float, columns: int = 1, *, share: bool = False) -> tuple[
     return figure, list(np.atleast_1d(figure.subplots(1, columns, sharey=share)))
 
 
-def lines_of(inside: Sequence[Inside], draw: DrawLine) -> Figure | None:
+def panel_of_lines(inside: Sequence[Inside], draw: DrawLine) -> Figure | None:
     """One panel with a line for each experiment of these runs; None if there are none."""
     if not inside:
         return None
