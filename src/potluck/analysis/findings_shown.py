@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from potluck.analysis.compare import Interval, interval
 from potluck.analysis.export import TextTable, amount_of, table_of
 from potluck.analysis.findings import Findings, points
-from potluck.analysis.inside import Calibrated, Inside, Kind, by_experiment
+from potluck.analysis.inside import Calibrated, Inside, MemberKind, by_experiment
 from potluck.analysis.pivot import pivot_of
 from potluck.analysis.rendering import NOTHING, score
 
@@ -167,7 +167,7 @@ def table_of_drift(found: Findings) -> TextTable:
     return TextTable(("", *(name for name, _ in experiments)), tuple(lines))
 
 
-def table_of_calibration(found: Findings, *kinds: Kind) -> TextTable:
+def table_of_calibration(found: Findings, *kinds: MemberKind) -> TextTable:
     """How sure predictions of these kinds are."""
     lines: list[tuple[str, ...]] = []
     for experiment, runs in by_experiment(found.inside):

@@ -16,8 +16,8 @@ from potluck.analysis.numbers.similarity import Directions, canonical, cka, dire
 
 SVCCA_KEPT = 0.99
 EVERYBODY = "all"
-Kind = Literal["all", "architecture", "group", "client"]
-Labels = Sequence[int] | None
+MemberKind = Literal["all", "architecture", "group", "client"]
+ClassLabels = Sequence[int] | None
 """Classes of examples; None of tasks without."""
 _POINTS = 500  # of a picture, which more would fill
 
@@ -87,14 +87,14 @@ class Calibrated:
         values: the numbers.
     """
 
-    kind: Kind
+    kind: MemberKind
     whose: str
     clients: int
     values: Reliability
 
 
 @dataclass(frozen=True)
-class Counted:
+class Tally:
     """How many of a client's examples of one class its model classifies right.
 
     Attributes:
@@ -200,7 +200,7 @@ class Inside:
     drift: tuple[Drift, ...] = ()
     calibration: tuple[Calibrated, ...] = ()
     map: Map | None = None
-    counted: tuple[Counted, ...] = ()
+    counted: tuple[Tally, ...] = ()
     remarks: tuple[str, ...] = ()
     moments: tuple[Moment, ...] = ()
 
@@ -225,7 +225,7 @@ class Inside:
 
 
 def moment_of(
-    number: int, stages: Sequence[StageOf], networks: Mapping[int, Mapping[str, NDArray[Any]]], labels: Labels
+    number: int, stages: Sequence[StageOf], networks: Mapping[int, Mapping[str, NDArray[Any]]], labels: ClassLabels
 ) -> Moment:
     """What curves show after a round, without what only the last one is asked for.
 
@@ -277,7 +277,7 @@ def similarities(stages: Sequence[StageOf]) -> list[Similarity]:
     ]
 
 
-def feature_map(last: Sequence[StageOf], labels: Labels, *, drawn: bool = True) -> Map | None:
+def feature_map(last: Sequence[StageOf], labels: ClassLabels, *, drawn: bool = True) -> Map | None:
     """The features behind these last stages, of the clients that have the width of most; None for fewer than two.
 
     Args:
@@ -315,7 +315,7 @@ class _Mapped:
         return silhouette(self.features, self.owners), by_class
 
 
-def _mapped(last: Sequence[StageOf], labels: Labels) -> _Mapped | None:
+def _mapped(last: Sequence[StageOf], labels: ClassLabels) -> _Mapped | None:
     """The features that a map shows; None of fewer clients than two with one width."""
     width = Counter(stage.means.shape[1] for stage in last).most_common(1)[0][0] if last else 0
     shown = [stage for stage in last if stage.means.shape[1] == width]

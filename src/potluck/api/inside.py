@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from potluck.analysis.groups import enumerated
 from potluck.analysis.inside import (
+    ClassLabels,
     Inside,
-    Labels,
     Moment,
     StageOf,
     feature_map,
@@ -114,7 +114,7 @@ def look_inside(
     return replace(found, moments=tuple(one for _, one in sorted(moments.items())), remarks=tuple(remarks))
 
 
-def _moment(trained: Trained, sampling: Sampling, examples: Examples | None, labels: Labels) -> Moment:
+def _moment(trained: Trained, sampling: Sampling, examples: Examples | None, labels: ClassLabels) -> Moment:
     seen = _seen(trained, sampling, examples)
     return moment_of(trained.round, seen.stages, seen.weights, labels)
 

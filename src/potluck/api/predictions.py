@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from potluck.analysis.inside import EVERYBODY, Calibrated, Counted, Inside, Kind
+from potluck.analysis.inside import EVERYBODY, Calibrated, Inside, MemberKind, Tally
 from potluck.analysis.numbers.calibration import calibration
 from potluck.analysis.numbers.similarity import Matrix
 from potluck.core.federation import ClientId, Federation
@@ -24,12 +24,12 @@ class Predicted:
     labels: NDArray[Any]
     groups: NDArray[Any] | None
 
-    def counted(self, client: ClientId) -> Iterator[Counted]:
+    def counted(self, client: ClientId) -> Iterator[Tally]:
         """By class."""
         right = self.shares.argmax(1) == self.labels
         for label in np.unique(self.labels).tolist():
             mine = self.labels == label
-            yield Counted(client, label, int(mine.sum()), int(right[mine].sum()))
+            yield Tally(client, label, int(mine.sum()), int(right[mine].sum()))
 
     def of_group(self, name: str) -> "Predicted | None":
         """Those of a group's examples; None if there are none."""
@@ -73,6 +73,6 @@ def calibrated(
         yield _pooled("client", named.client_name(client), [of], bins)
 
 
-def _pooled(kind: Kind, whose: str, members: Sequence[Predicted], bins: int) -> Calibrated:
+def _pooled(kind: MemberKind, whose: str, members: Sequence[Predicted], bins: int) -> Calibrated:
     shares, labels = (np.concatenate(parts) for parts in zip(*((of.shares, of.labels) for of in members), strict=True))
     return Calibrated(kind, whose, len(members), calibration(shares, labels, bins))

@@ -12,7 +12,7 @@ from potluck.analysis.groups import group
 from potluck.analysis.inside import EVERYBODY, Calibrated, Inside, by_experiment
 from potluck.analysis.plots.curves import COLOURS, Axes, Figure, style
 from potluck.analysis.plots.over_rounds import draw_over_rounds
-from potluck.analysis.plots.panels import MOST, few, panel_of_lines, look_of, panels_of
+from potluck.analysis.plots.panels import MOST, few, look_of, panel_of_lines, panels_of
 
 _LONG = 3  # letters of a name that stands on end
 _APART = 0.12  # experiments beside one another
