@@ -94,7 +94,7 @@ class Calibrated:
 
 
 @dataclass(frozen=True)
-class Tally:
+class ClassTally:
     """How many of a client's examples of one class its model classifies right.
 
     Attributes:
@@ -200,7 +200,7 @@ class Inside:
     drift: tuple[Drift, ...] = ()
     calibration: tuple[Calibrated, ...] = ()
     map: Map | None = None
-    counted: tuple[Tally, ...] = ()
+    counted: tuple[ClassTally, ...] = ()
     remarks: tuple[str, ...] = ()
     moments: tuple[Moment, ...] = ()
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from potluck.analysis.inside import EVERYBODY, Calibrated, Inside, MemberKind, Tally
+from potluck.analysis.inside import EVERYBODY, Calibrated, ClassTally, Inside, MemberKind
 from potluck.analysis.numbers.calibration import calibration
 from potluck.analysis.numbers.similarity import Matrix
 from potluck.core.federation import ClientId, Federation
@@ -24,12 +24,12 @@ class Predicted:
     labels: NDArray[Any]
     groups: NDArray[Any] | None
 
-    def counted(self, client: ClientId) -> Iterator[Tally]:
+    def counted(self, client: ClientId) -> Iterator[ClassTally]:
         """By class."""
         right = self.shares.argmax(1) == self.labels
         for label in np.unique(self.labels).tolist():
             mine = self.labels == label
-            yield Tally(client, label, int(mine.sum()), int(right[mine].sum()))
+            yield ClassTally(client, label, int(mine.sum()), int(right[mine].sum()))
 
     def of_group(self, name: str) -> "Predicted | None":
         """Those of a group's examples; None if there are none."""
