@@ -12,11 +12,11 @@ from potluck.experiment.federation.assemble import assemble
 from potluck.experiment.running.execute import execute, prepare
 from potluck.experiment.running.foresee import foresee
 from potluck.experiment.settings.resolve import resolve
-from potluck.twin.devices import Device, Fleet
+from potluck.twin.devices import Fleet, TwinDevice
 from potluck.twin.simulate import simulate
 
 DEVICES = [
-    {"clients": "0", "gflops": 0.001, "up_mbit": 1.0},
+    {"clients": "0", "gflops": 0.0001, "up_mbit": 1.0},
     {"clients": "1", "gflops": 1.0, "available": "0-0.001"},
     {"clients": "*", "gflops": 1.0, "down_mbit": 10.0, "watts": 2.0},
 ]
@@ -107,7 +107,7 @@ def test_a_finished_run_takes_on_devices_what_it_takes_with_a_twin(tmp_path, met
     beside["run"]["twin"] = {"devices": devices}
     play(tmp_path / "plain", plain)
     play(tmp_path / "beside", beside)
-    again = timed_again(read_run(tmp_path / "plain"), [Device(**table) for table in devices])
+    again = timed_again(read_run(tmp_path / "plain"), [TwinDevice(**table) for table in devices])
     assert again == course(read_run(tmp_path / "beside"))
 
 
@@ -121,7 +121,7 @@ def test_what_is_foreseen_is_what_a_run_counts(tmp_path, method):
         tables["federation"]["models"] = [{"name": "preresnet18", "width": 4}]
     experiment = resolve(tables)
     assembly = assemble(experiment)
-    fleet = Fleet([Device(gflops=0.1)], range(4))
+    fleet = Fleet([TwinDevice(gflops=0.1)], range(4))
     known = foresee(experiment, assembly.federation)
     rounds = simulate(experiment.run.course(fleet), known.loads(experiment), lambda clients: clients)
     foreseen = list(islice(rounds, 4))

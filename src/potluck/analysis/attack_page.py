@@ -10,10 +10,10 @@ from markupsafe import Markup
 from numpy.typing import NDArray
 
 from potluck.analysis.export import TextTable
-from potluck.analysis.findings import Numbers, as_csv
 from potluck.analysis.findings_page import Shown
-from potluck.analysis.plots.findings import save_figure
+from potluck.analysis.findings_tables import Numbers, as_csv
 from potluck.analysis.plots.images import draw_images
+from potluck.analysis.plots.panels import save_figure
 from potluck.analysis.rendering import NOTHING, svg_address, template
 from potluck.records import Metric
 

@@ -6,13 +6,13 @@ from itertools import accumulate
 from statistics import fmean
 
 from potluck.analysis.groups import Group
-from potluck.analysis.read import StoredRun, seconds
+from potluck.analysis.read import StoredRun, costs, seconds
 from potluck.analysis.tables import BYTES_PER_MEGABYTE
 from potluck.records import Measure
 
 
 @dataclass(frozen=True)
-class Cost:
+class Currency:
     """One currency.
 
     Attributes:
@@ -30,19 +30,32 @@ def _rounds(run: StoredRun) -> dict[int, float]:
     return {record.round: 1.0 for record in run.rounds}
 
 
+def _teraflops(run: StoredRun) -> dict[int, float]:
+    """What clients have computed; no round of a run in which some do not say."""
+    found: dict[int, float] = {}
+    for record in costs(run):
+        if record.client is None:
+            continue
+        if record.flops is None and record.bytes_up:
+            return {}
+        found[record.round] = found.get(record.round, 0.0) + (record.flops or 0) / 1e12
+    return found
+
+
 def _megabytes(run: StoredRun) -> dict[int, float]:
     return {record.round: (record.bytes_down + record.bytes_up) / BYTES_PER_MEGABYTE for record in run.rounds}
 
 
 COSTS = (
-    Cost("rounds", "rounds", _rounds),
-    Cost("megabytes", "megabytes sent, all clients", _megabytes),
-    Cost("seconds", "seconds of training", seconds),
+    Currency("rounds", "rounds", _rounds),
+    Currency("megabytes", "megabytes sent, all clients", _megabytes),
+    Currency("teraflops", "floating-point operations of all clients in training, in millions of millions", _teraflops),
+    Currency("seconds", "seconds of training", seconds),
 )
 """A further currency of the records is one more line here."""
 
 
-def over_cost(members: Group, cost: Cost, measure: Measure) -> list[tuple[float, float]]:
+def over_cost(members: Group, cost: Currency, measure: Measure) -> list[tuple[float, float]]:
     """What was spent until each round and the primary metric after it, means over the seeds, which all have the round.
 
     Empty if the cost of some round is not known.

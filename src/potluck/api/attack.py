@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from potluck.analysis.attack_page import Attacked, write_attacked
-from potluck.analysis.findings import Numbers
+from potluck.analysis.findings_tables import Numbers
 from potluck.analysis.groups import enumerated
 from potluck.attacks.evidence import class_evidence
 from potluck.attacks.exposed import Inverted, Told, inverted, membership

@@ -23,10 +23,10 @@ from potluck.core.tasks.own_metrics import own_metric
 from potluck.data.dataset import Description
 from potluck.data.datasets import describe, list_datasets
 from potluck.data.partition import get_partition, list_partitions
-from potluck.experiment.budgets.devices import get_device, list_devices
 from potluck.experiment.federation.needs import needs_of
 from potluck.experiment.federation.parts import part_of
 from potluck.experiment.folder.folder import open_folder, run_digest
+from potluck.experiment.settings.devices import get_device, list_devices
 from potluck.experiment.settings.keys import Setting, options_of, settings_of
 from potluck.experiment.settings.schema import TABLES, FederationConfig
 from potluck.methods import get_method, list_methods

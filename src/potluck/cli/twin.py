@@ -19,11 +19,12 @@ from potluck.core.ground.rng import fold_in
 from potluck.experiment.federation.suitability import federation_of
 from potluck.experiment.running.foresee import Foreseen, foresee
 from potluck.experiment.settings.presets import experiment_for
+from potluck.experiment.settings.resolve import named_devices
 from potluck.experiment.settings.schema import Experiment
 from potluck.experiment.settings.strict import typed
-from potluck.twin.course import Closing, Course, Part
-from potluck.twin.devices import Device, Fleet, Twin, read_devices
+from potluck.twin.devices import Fleet, Twin, TwinDevice, read_devices
 from potluck.twin.simulate import Load, Summary, Timed, doubted, simulate, summed
+from potluck.twin.timeline import Closing, Errand, Timeline
 
 _TRIES = 20  # of a simulation whose devices are doubted
 _HOUR = 3600.0
@@ -122,7 +123,7 @@ def _of_run(run: StoredRun, question: Question) -> _Row:
     return _Row(run.name, summed(rounds), [timed.end - timed.start for timed in rounds], reached=reached)
 
 
-def timed_again(run: StoredRun, devices: Sequence[Device]) -> list[Timed]:
+def timed_again(run: StoredRun, devices: Sequence[TwinDevice]) -> list[Timed]:
     """The rounds of a run whose clients were all heard, as they would be on these devices.
 
     Raises:
@@ -133,25 +134,26 @@ def timed_again(run: StoredRun, devices: Sequence[Device]) -> list[Timed]:
             f"{run.folder}: its clients were always there; on devices that come and go it must run again, with"
             " run.twin.devices"
         )
-    loads: dict[int, dict[int, dict[ClientId, Part]]] = {}
+    loads: dict[int, dict[int, dict[ClientId, Errand]]] = {}
     server: dict[int, int] = {}
     for record in costs(run):
         exchanges = loads.setdefault(record.round, {})
         if record.client is None:
             server[record.round] = record.flops or 0
         else:
-            part = Part(record.flops, record.bytes_down, record.bytes_up)
+            part = Errand(record.flops, record.bytes_down, record.bytes_up)
             exchanges.setdefault(record.exchange, {})[record.client] = part
     if not loads:
         raise ConfigError(f"{run.folder}: it has no costs.jsonl; an earlier version ran it, or clients elsewhere")
     work = [Load([by[place] for place in sorted(by)], server.get(number, 0)) for number, by in sorted(loads.items())]
     everybody = range(run.client_count)
-    return list(simulate(Course(Fleet(devices, everybody), Closing()), work, lambda clients: clients))
+    return list(simulate(Timeline(Fleet(devices, everybody), Closing()), work, lambda clients: clients))
 
 
-def _devices(twin: Twin | None, question: Question) -> Sequence[Device]:
+def _devices(twin: Twin | None, question: Question) -> Sequence[TwinDevice]:
     if question.devices is not None:
-        return [typed(Device, table, "device", str(question.devices)) for table in read_devices(question.devices)]
+        tables = named_devices(read_devices(question.devices))
+        return [typed(TwinDevice, table, "device", str(question.devices)) for table in tables]
     if twin is None:
         raise ConfigError("twin: found no devices; name a file of them, --devices FILE.csv, or set run.twin.devices")
     return twin.devices

@@ -14,7 +14,7 @@ from potluck.engine.client.session import Answer
 from potluck.engine.executors import Executor, Pending
 from potluck.engine.executors.held import Held
 from potluck.engine.rounds.clock import Clock
-from potluck.twin.course import Course, Part, Turn
+from potluck.twin.timeline import Errand, Timeline, Turn
 
 _WHY = {
     "late": "its answer would have come after {:.6g} s, when the exchange had closed",
@@ -34,7 +34,7 @@ class TwinClock(Clock):
 
     virtual = True
 
-    def __init__(self, course: Course) -> None:
+    def __init__(self, course: Timeline) -> None:
         self._course = course
         self._turns: list[tuple[int, Turn]] = []
         self._exchanges = 0
@@ -71,7 +71,7 @@ class TwinClock(Clock):
         bytes_down: Mapping[ClientId, int],
     ) -> Iterator[Outcome]:
         """See `Clock`; all replies are held until it is known when the exchange closes, beyond a cap in files."""
-        held, parts = Held(), dict.fromkeys(away, Part(0, 0, 0))
+        held, parts = Held(), dict.fromkeys(away, Errand(0, 0, 0))
         for place, outcome in enumerate(executor.run(host, list(tasks.values()))):
             parts[outcome.client] = _part(outcome, bytes_down[outcome.client])
             held[place] = outcome
@@ -110,12 +110,12 @@ class TwinClock(Clock):
         self._turns, self._exchanges, self._began = [], 0, self._course.now
 
 
-def _part(outcome: Outcome, bytes_down: int) -> Part:
+def _part(outcome: Outcome, bytes_down: int) -> Errand:
     """What an outcome took its client."""
     if not isinstance(outcome, Answer):
-        return Part(None, bytes_down, 0)
+        return Errand(None, bytes_down, 0)
     try:
         sizes = Message.decode(outcome.payload, views=True).sizes()
     except Exception:  # it is refused later
         sizes = {}
-    return Part(outcome.cost.flops if outcome.cost else 0, bytes_down, sum(sizes.values()))
+    return Errand(outcome.cost.flops if outcome.cost else 0, bytes_down, sum(sizes.values()))

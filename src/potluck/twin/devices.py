@@ -18,7 +18,7 @@ _Some = Annotated[float, at_least(0)]
 
 
 @dataclass(frozen=True)
-class Device(Checked):
+class TwinDevice(Checked):
     """What the devices of some clients can do.
 
     Attributes:
@@ -66,7 +66,7 @@ class Twin(Checked):
         server_gflops: the server's sustained speed; None has it compute in no time.
     """
 
-    devices: tuple[Device, ...] = (Device(),)
+    devices: tuple[TwinDevice, ...] = (TwinDevice(),)
     starts_at: Annotated[float, at_least(0), below(24)] = 0.0
     server_gflops: _Speed | None = None
 
@@ -83,11 +83,11 @@ class Fleet:
         ConfigError: a client has no device, or a trace cannot be read or lacks a client.
     """
 
-    def __init__(self, devices: Sequence[Device], clients: Sequence[ClientId], base: Path = Path()) -> None:
+    def __init__(self, devices: Sequence[TwinDevice], clients: Sequence[ClientId], base: Path = Path()) -> None:
         self._base = base
         named = {client: device for device in reversed(devices) for client in _numbers(device.clients)}
         others = next((device for device in devices if device.clients == "*"), None)
-        self._devices: dict[ClientId, Device] = {}
+        self._devices: dict[ClientId, TwinDevice] = {}
         for client in clients:
             device = named.get(client, others)
             if device is None:
@@ -96,7 +96,7 @@ class Fleet:
                 )
             self._devices[client] = device
 
-    def __getitem__(self, client: ClientId) -> Device:
+    def __getitem__(self, client: ClientId) -> TwinDevice:
         return self._devices[client]
 
     def availability(self, client: ClientId) -> Availability:
@@ -119,13 +119,15 @@ class Fleet:
 
 
 def read_devices(path: Path) -> list[dict[str, Any]]:
-    """The devices in a CSV file, whose columns are keys of `Device`; what is left empty has its default.
+    """The devices in a CSV file, whose columns are keys of `TwinDevice`; what is left empty has its default.
+
+    A column `device` may name a class of devices.
 
     Raises:
         ConfigError: it cannot be read, or has other columns.
     """
-    keys = {spec.name: spec.type for spec in fields(Device)}
-    texts = ("clients", "available", "name")
+    keys = ["device", *(spec.name for spec in fields(TwinDevice))]
+    texts = ("clients", "device", "available", "name")
     try:
         with path.open(newline="", encoding="utf-8") as lines:
             rows = list(csv.DictReader(lines))

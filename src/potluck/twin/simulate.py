@@ -9,8 +9,8 @@ import torch
 
 from potluck.core.federation import ClientId
 from potluck.core.ground.rng import Key
-from potluck.twin.course import Course, Part, Turn
-from potluck.twin.devices import Device
+from potluck.twin.devices import TwinDevice
+from potluck.twin.timeline import Errand, Timeline, Turn
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Load:
         server: floating-point operations of the server.
     """
 
-    exchanges: Sequence[Mapping[ClientId, Part]]
+    exchanges: Sequence[Mapping[ClientId, Errand]]
     server: int = 0
 
 
@@ -42,7 +42,7 @@ class Timed:
         return cls(record["round"], record["start"], record["end"], turns)
 
 
-def simulate(course: Course, loads: Iterable[Load], needed: Callable[[int], int]) -> Iterator[Timed]:
+def simulate(course: Timeline, loads: Iterable[Load], needed: Callable[[int], int]) -> Iterator[Timed]:
     """The rounds one after the other, as a run with a twin has them.
 
     Args:
@@ -134,7 +134,7 @@ def summed(rounds: Iterable[Timed], within: float = math.inf) -> Summary:
     return found
 
 
-def doubted(devices: Sequence[Device], doubt: float, key: Key) -> list[Device]:
+def doubted(devices: Sequence[TwinDevice], doubt: float, key: Key) -> list[TwinDevice]:
     """The devices, each as fast as it could be if what is said of it were wrong.
 
     Speed and bandwidth are multiplied by a factor of their own, whose logarithm is normal with a standard deviation of

@@ -4,9 +4,9 @@ from pathlib import Path
 import pytest
 
 from potluck.core.ground.errors import ConfigError
-from potluck.experiment.budgets.devices import get_device, list_devices
 from potluck.experiment.budgets.table import read_budgets
 from potluck.experiment.settings.budget import Budget
+from potluck.experiment.settings.devices import get_device, list_devices
 from potluck.experiment.settings.resolve import resolve
 
 

@@ -28,7 +28,7 @@ from potluck.core.requests.examples import Examples
 from potluck.core.requests.fit import Fit, LocalTraining, Request
 from potluck.engine.client.requests import carry_out
 from potluck.engine.client.training import schedule, turns_of
-from potluck.engine.numerics.costs import Cost, Counting
+from potluck.engine.numerics.costs import Cost, CostMeter
 from potluck.engine.numerics.device import drawing_on, moved, networks_in, resident
 from potluck.engine.numerics.numerics import Numerics
 
@@ -92,7 +92,7 @@ def _one_step(fit: Fit, size: int, computing: Numerics) -> Cost:
         batch = moved(data.batch(torch.arange(size), _KEY.fold("augment")), computing.place)
         batch = batch._replace(inputs=computing.to_layout(batch.inputs))
         states = [_state_bytes(turn.training, list(turn.weights.values())) for turn in _distinct(turns)]
-        with Counting(_tensors(nets, fit.extras, batch)) as counting:
+        with CostMeter(_tensors(nets, fit.extras, batch)) as counting:
             for turn in turns:
                 turn.differentiate(batch)
                 turn.combined.clear()
@@ -107,7 +107,7 @@ def _one_batch(request: Predict | Gradient | NormStatistics, size: int, computin
         if isinstance(request, Predict)
         else replace(request, data=request.data.take(first), batch_size=size)
     )
-    with Counting(_tensors(list(_networks(request)), getattr(request, "extras", {}))) as counting:
+    with CostMeter(_tensors(list(_networks(request)), getattr(request, "extras", {}))) as counting:
         carry_out(part, _KEY, computing)
     return counting.cost
 

@@ -123,7 +123,7 @@ def widened(tensor: Tensor) -> Tensor:
 
 
 @dataclass
-class Turn:
+class _Turn:
     """Objectives that step together, with the weights and the optimiser of their turn."""
 
     fit: Fit
@@ -217,7 +217,7 @@ class Turn:
 
 
 @contextmanager
-def turns_of(fit: Fit, computing: Numerics) -> Generator[list[Turn]]:
+def turns_of(fit: Fit, computing: Numerics) -> Generator[list[_Turn]]:
     """Training mode, gradients for the parameters to be trained only, new optimisers; undone afterwards."""
     before = [(parameter, parameter.requires_grad) for parameter in fit.net.parameters()]
     trained = fit.trained()
@@ -260,7 +260,7 @@ def reading(frozen: Mapping[str, nn.Module], net: nn.Module, computing: Numerics
                 parameter.requires_grad_(was)
 
 
-def _turns(fit: Fit, extras: Extras, trainable: dict[str, nn.Parameter], computing: Numerics) -> Iterator[Turn]:
+def _turns(fit: Fit, extras: Extras, trainable: dict[str, nn.Parameter], computing: Numerics) -> Iterator[_Turn]:
     """One turn for all objectives, or one for each."""
     extras = moved(extras, computing.place)
     plan: list[tuple[tuple[Objective, ...], tuple[str, ...] | None]] = [(fit.losses, fit.trainable)]
@@ -274,7 +274,7 @@ def _turns(fit: Fit, extras: Extras, trainable: dict[str, nn.Parameter], computi
         of = tuple(mine), training
         if of not in optimizers:
             optimizers[of] = training.new_optimizer(list(mine.values()))
-        yield Turn(fit, training, extras, objectives, mine, optimizers[of], computing)
+        yield _Turn(fit, training, extras, objectives, mine, optimizers[of], computing)
 
 
 def _untrained(net: nn.Module, prefixes: tuple[str, ...] | None) -> str:

@@ -50,7 +50,7 @@ class Cost:
         return Cost(self.flops * count, self.memory if count else 0)
 
 
-class Counting(TorchDispatchMode):
+class CostMeter(TorchDispatchMode):
     """Counts what torch computes inside the block, which stays as it is.
 
     Args:
@@ -106,7 +106,7 @@ def forward_flops(net: nn.Module, input_shape: InputShape) -> int:
 
     For a net that does not run on zeros of this shape, the number of its parameters.
     """
-    counting = Counting()
+    counting = CostMeter()
     try:
         with mode(net, training=False), torch.no_grad(), counting:
             net(blank_inputs(net, input_shape, 1))

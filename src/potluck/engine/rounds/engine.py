@@ -36,7 +36,7 @@ from potluck.engine.rounds.cohort import RoundCohort
 from potluck.engine.rounds.dispatch import Dispatch
 from potluck.engine.rounds.exchange import Exchange, Lent
 from potluck.engine.rounds.lost import Deserted, Lost, Spoilt, StateDiverged, check_attended
-from potluck.engine.rounds.report import ExchangePlace, RoundReport, Work
+from potluck.engine.rounds.report import ExchangePlace, RoundReport, WorkDone
 
 log = logging.getLogger(__name__)
 OnDivergence = Literal["stop", "drop"]
@@ -166,7 +166,7 @@ class Engine:
             server = self.server(number)
             following = self.method.round(state, cohort, server)
             cohort.finish()
-            report.work.append(Work(0, None, self._here.flops, self._here.memory))
+            report.work.append(WorkDone(0, None, self._here.flops, self._here.memory))
             self.clock.serve(self._here.flops)
             self._check_state(number, following, state)
         except (ClientFailure, ContractError):

@@ -25,7 +25,7 @@ from potluck.engine.executors import Executor, Pending
 from potluck.engine.rounds.clock import Clock
 from potluck.engine.rounds.dispatch import Dispatch, Encoded
 from potluck.engine.rounds.lost import Lost, Spoilt, check_attended
-from potluck.engine.rounds.report import ExchangePlace, Work
+from potluck.engine.rounds.report import ExchangePlace, WorkDone
 
 log = logging.getLogger(__name__)
 _LARGE_SHARE = 0.5  # of the available memory; replies that may take more cause a warning
@@ -88,7 +88,7 @@ class Exchange:
             if isinstance(reply, Failure):
                 self._lent.note(reply, self._place.round)
                 self._failures[client] = reply
-                report.work.append(Work(self._place.exchange, client, None, None, self._sent.get(client, 0)))
+                report.work.append(WorkDone(self._place.exchange, client, None, None, self._sent.get(client, 0)))
                 continue
             assert isinstance(outcome, Answer)
             self._keep(outcome, up := reply.sizes())
@@ -108,7 +108,7 @@ class Exchange:
         """Commit the client's state, and what else its answer, whose reply has such entries, says of its work."""
         report, client, cost = self._place.report, answer.client, answer.cost
         told = (cost.flops, cost.memory) if cost else (None, None)
-        report.work.append(Work(self._place.exchange, client, *told, self._sent[client], sum(up.values())))
+        report.work.append(WorkDone(self._place.exchange, client, *told, self._sent[client], sum(up.values())))
         if answer.record is not None:
             self._lent.store.write(client, answer.record)
         if answer.losses:

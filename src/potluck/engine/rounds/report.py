@@ -9,7 +9,7 @@ from potluck.core.roles import Failure, Server
 
 
 @dataclass(frozen=True)
-class Work:
+class WorkDone:
     """What one client's part in an exchange took, or the server's in a round.
 
     Attributes:
@@ -57,7 +57,7 @@ class RoundReport:
     outlier: ClientId | None = None
     server_notes: dict[str, float] = field(default_factory=dict[str, float])
     client_notes: dict[ClientId, dict[str, float]] = field(default_factory=dict[ClientId, dict[str, float]])
-    work: list[Work] = field(default_factory=list[Work])
+    work: list[WorkDone] = field(default_factory=list[WorkDone])
 
     @property
     def replied(self) -> list[ClientId]:

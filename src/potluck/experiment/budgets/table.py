@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from potluck.core.ground.errors import ConfigError, nearest
-from potluck.experiment.budgets.devices import get_device
 from potluck.experiment.budgets.quantities import BIT_UNITS, BYTE_UNITS, SPEED_UNITS, TIME_UNITS, quantity
 from potluck.experiment.settings.budget import Budget, check_budgets
+from potluck.experiment.settings.devices import get_device
 
 _MIB, _MBIT, _GIGA = 2**20, 10**6, 10**9
 _KEYS = ("memory_mib", "gflops", "down_mbit", "up_mbit", "disk_mib")

@@ -12,7 +12,7 @@ from typing import Any
 from potluck.core.ground.errors import CheckpointError
 from potluck.core.tasks.metric import ACCURACY
 from potluck.engine.disk.files import append, make_folder, rename, sync, write_atomically
-from potluck.engine.rounds.report import RoundReport, Work
+from potluck.engine.rounds.report import RoundReport, WorkDone
 from potluck.experiment.results.evaluate import Evaluation
 from potluck.records import (
     BY_CLASS,
@@ -145,7 +145,7 @@ class Records:
         """
         self._ledgers[name].add(lines_of(objects))
 
-    def add_costs(self, number: int, work: Iterable[Work]) -> None:
+    def add_costs(self, number: int, work: Iterable[WorkDone]) -> None:
         """Add what a round's work took.
 
         Raises:

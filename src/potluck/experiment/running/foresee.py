@@ -8,8 +8,8 @@ from potluck.engine.executors.sequential import Sequential
 from potluck.engine.rounds.engine import Engine
 from potluck.engine.rounds.report import RoundReport
 from potluck.experiment.settings.schema import Experiment
-from potluck.twin.course import Part
 from potluck.twin.simulate import Load
+from potluck.twin.timeline import Errand
 
 _LEAST = 2  # clients, since some methods compare them
 
@@ -33,10 +33,10 @@ class Foreseen:
     def load(self, number: int, cohort: list[ClientId]) -> Load:
         """A round with these clients."""
         report = self.first if number == 1 else self.later
-        known: dict[int, dict[ClientId, Part]] = {}
+        known: dict[int, dict[ClientId, Errand]] = {}
         for work in report.work:
             if work.client is not None:
-                known.setdefault(work.exchange, {})[work.client] = Part(work.flops, work.bytes_down, work.bytes_up)
+                known.setdefault(work.exchange, {})[work.client] = Errand(work.flops, work.bytes_down, work.bytes_up)
         server = sum(work.flops or 0 for work in report.work if work.client is None)
         return Load([self._of(cohort, parts) for _, parts in sorted(known.items())], server)
 
@@ -47,14 +47,14 @@ class Foreseen:
             number += 1
             yield self.load(number, experiment.run.cohort(ids, number))
 
-    def _of(self, cohort: list[ClientId], parts: dict[ClientId, Part]) -> dict[ClientId, Part]:
+    def _of(self, cohort: list[ClientId], parts: dict[ClientId, Errand]) -> dict[ClientId, Errand]:
         """The parts of a cohort in an exchange, by those of the clients that stand for it."""
-        found: dict[ClientId, Part] = {}
+        found: dict[ClientId, Errand] = {}
         for client in cohort:
             tried, times = self.like[client]
             if (part := parts.get(tried)) is not None:
                 flops = None if part.flops is None else round(part.flops * times)
-                found[client] = Part(flops, part.bytes_down, part.bytes_up)
+                found[client] = Errand(flops, part.bytes_down, part.bytes_up)
         return found
 
 

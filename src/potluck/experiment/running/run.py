@@ -29,7 +29,7 @@ from potluck.engine.disk.store import ClientStore
 from potluck.engine.executors.choice import ChosenExecutor, choose_executor
 from potluck.engine.rounds.engine import Engine
 from potluck.engine.rounds.lost import Deserted
-from potluck.engine.rounds.report import RoundReport, Work
+from potluck.engine.rounds.report import RoundReport, WorkDone
 from potluck.experiment.budgets.watch import BudgetWatch
 from potluck.experiment.federation.needs import cautions, check_needs, needs_of
 from potluck.experiment.federation.rehearsal import rehearse
@@ -399,7 +399,7 @@ class Run:
         outliers.before = Before(last.round, state, self._store.mark(), Outlier(**last.undo.outlier))
 
     def _write(
-        self, record: RoundRecord, evaluation: Evaluation | None, work: Sequence[Work], undo: Undo | None
+        self, record: RoundRecord, evaluation: Evaluation | None, work: Sequence[WorkDone], undo: Undo | None
     ) -> None:
         """Write records first, then the checkpoint; lines beyond it are dropped when a killed run is resumed."""
         if not self._records or not self._checkpoints:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from potluck.data.tables.columns import Columns
 from potluck.data.tables.tokenizer import vocabulary_of
 from potluck.data.tables.tokens import BYTES
 from potluck.experiment.settings.budget import check_budgets
+from potluck.experiment.settings.devices import get_device
 from potluck.experiment.settings.schema import TABLES, Experiment, FederationConfig, ModelSpec, RunConfig
 from potluck.experiment.settings.strict import check_keys, typed
 from potluck.experiment.settings.tables import Tree
@@ -72,11 +73,28 @@ def resolve(tree: Tree, source: str = "configuration") -> Experiment:
 
 
 def _with_devices(run: Tree) -> Tree:
-    """The table `run`, with a twin's devices instead of the name of the file that they are in."""
+    """The table `run`, with the numbers of a twin's devices instead of names of a file or of classes."""
     twin = run.get("twin")
-    if not isinstance(twin, dict) or not isinstance(twin.get("devices"), str):
+    if not isinstance(twin, dict):
         return run
-    return {**run, "twin": {**twin, "devices": read_devices(Path(twin["devices"]))}}
+    devices = twin.get("devices")
+    tables = read_devices(Path(devices)) if isinstance(devices, str) else devices
+    return {**run, "twin": {**twin, "devices": named_devices(tables)}} if isinstance(tables, list) else run
+
+
+def named_devices(tables: Sequence[Any]) -> list[Any]:
+    """Tables of devices of a twin, those that name a class as `device` with its speed, bandwidth and name.
+
+    Raises:
+        ConfigError: there is no such class.
+    """
+    return [_of_class(table) if isinstance(table, dict) and "device" in table else table for table in tables]
+
+
+def _of_class(table: Tree) -> Tree:
+    known = get_device(str(table["device"]))
+    numbers = {key: getattr(known, key) for key in ("gflops", "down_mbit", "up_mbit")}
+    return {**numbers, "name": table["device"], **{key: value for key, value in table.items() if key != "device"}}
 
 
 def _task(federation: FederationConfig, source: str) -> Task | None:

@@ -29,8 +29,8 @@ from potluck.experiment.watching.trackers.names import TrackerName
 from potluck.models.fitting import FeatureFit, FitKind
 from potluck.models.initial import file_digest
 from potluck.records import experiment_hash
-from potluck.twin.course import Closing, Course
 from potluck.twin.devices import Fleet, Twin
+from potluck.twin.timeline import Closing, Timeline
 
 Dealing = Literal["turn", "random"]
 _Share = Annotated[float, above(0), at_most(1)]
@@ -241,11 +241,11 @@ class RunConfig(Checked):
         order = torch.randperm(len(ids), generator=fold_in(self.seed, "cohort", number).generator())
         return sorted(ids[index] for index in order[: self.cohort_size(len(ids))].tolist())
 
-    def course(self, fleet: Fleet) -> Course:
+    def course(self, fleet: Fleet) -> Timeline:
         """A run's course by its twin's clock, from the start."""
         twin, close = self.twin or Twin(), self.rounds_close
         closing = Closing(close.deadline_s, close.quorum, close.over_select)
-        return Course(fleet, closing, twin.starts_at, twin.server_gflops)
+        return Timeline(fleet, closing, twin.starts_at, twin.server_gflops)
 
 
 TABLES: Mapping[str, type[Any]] = {"federation": FederationConfig, "run": RunConfig}

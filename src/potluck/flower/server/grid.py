@@ -24,7 +24,7 @@ from potluck.flower.server.nodes import ABSENT, Nodes, longest
 from potluck.flower.server.pulling import Pulling
 from potluck.flower.wire.envelope import packed_payload, unwrap, wrap
 from potluck.flower.wire.schemas import from_job, to_outcome
-from potluck.twin.course import Closing
+from potluck.twin.timeline import Closing
 
 log = logging.getLogger(__name__)
 _WATCH_EVERY = 5.0  # seconds between checks for restarted nodes

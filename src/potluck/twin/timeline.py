@@ -14,7 +14,7 @@ left in the middle; it was not there, or still at work on what came too late; or
 
 
 @dataclass(frozen=True)
-class Part:
+class Errand:
     """What a client's part in an exchange takes; `flops` is None if its work failed."""
 
     flops: int | None
@@ -76,7 +76,7 @@ class Closing:
         return min(end, max(began + self.deadline, needed))
 
 
-class Course:
+class Timeline:
     """A clock, and what clients are at work on.
 
     Args:
@@ -119,7 +119,7 @@ class Course:
         before, self.now = self.now, max(self.now, min(moments))
         return self.now - before
 
-    def exchange(self, parts: Mapping[ClientId, Part]) -> list[Turn]:
+    def exchange(self, parts: Mapping[ClientId, Errand]) -> list[Turn]:
         """The clients' turns in an exchange that begins now, by client; the clock goes on to its close."""
         away = self.absent(parts)
         turns = {
@@ -140,7 +140,7 @@ class Course:
         if self._server_gflops is not None:
             self.now += flops / (self._server_gflops * 1e9)
 
-    def _turn(self, client: ClientId, part: Part) -> Turn:
+    def _turn(self, client: ClientId, part: Errand) -> Turn:
         device = self._fleet[client]
         computing, carrying = device.seconds(part.flops or 0, part.bytes_down, part.bytes_up)
         finish = self.now + computing + carrying

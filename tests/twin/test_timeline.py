@@ -6,16 +6,16 @@ import pytest
 
 from potluck.core.ground.errors import ConfigError
 from potluck.core.ground.rng import Key
-from potluck.twin.course import Closing, Course, Part
-from potluck.twin.devices import Device, Fleet, read_devices
+from potluck.twin.devices import Fleet, TwinDevice, read_devices
 from potluck.twin.simulate import Load, doubted, simulate, summed
+from potluck.twin.timeline import Closing, Errand, Timeline
 
 GIGA = 10**9
 MBIT = 125_000  # bytes
 
 
 def course(*devices, closing=None, clients=3, **options):
-    return Course(Fleet(devices, range(clients)), closing or Closing(), **options)
+    return Timeline(Fleet(devices, range(clients)), closing or Closing(), **options)
 
 
 def fates(turns):
@@ -23,9 +23,9 @@ def fates(turns):
 
 
 def test_a_turn_is_receiving_computing_and_sending():
-    device = Device(gflops=2.0, down_mbit=8.0, up_mbit=4.0, latency_s=0.5, watts=3.0)
+    device = TwinDevice(gflops=2.0, down_mbit=8.0, up_mbit=4.0, latency_s=0.5, watts=3.0)
     clock = course(device, clients=1)
-    (turn,) = clock.exchange({0: Part(6 * GIGA, 16 * MBIT, 4 * MBIT)})
+    (turn,) = clock.exchange({0: Errand(6 * GIGA, 16 * MBIT, 4 * MBIT)})
     assert turn.finish == pytest.approx(0.5 + 2.0 + 3.0 + 1.0)
     assert turn.computing == pytest.approx(3.0)
     assert turn.joules == pytest.approx(3.0 * 6.5)
@@ -33,15 +33,15 @@ def test_a_turn_is_receiving_computing_and_sending():
 
 
 def test_an_exchange_waits_for_the_slowest():
-    clock = course(Device("0", gflops=1.0), Device("1", gflops=4.0), Device(gflops=2.0))
-    turns = clock.exchange(dict.fromkeys(range(3), Part(4 * GIGA, 0, 0)))
+    clock = course(TwinDevice("0", gflops=1.0), TwinDevice("1", gflops=4.0), TwinDevice(gflops=2.0))
+    turns = clock.exchange(dict.fromkeys(range(3), Errand(4 * GIGA, 0, 0)))
     assert [turn.finish for turn in turns] == [4.0, 1.0, 2.0]
     assert clock.now == 4.0
 
 
 def test_after_the_deadline_nobody_counts_and_the_late_are_busy():
-    slow = course(Device("0", gflops=1.0), Device(gflops=4.0), closing=Closing(deadline=2.0))
-    work = dict.fromkeys(range(3), Part(4 * GIGA, 0, 0))
+    slow = course(TwinDevice("0", gflops=1.0), TwinDevice(gflops=4.0), closing=Closing(deadline=2.0))
+    work = dict.fromkeys(range(3), Errand(4 * GIGA, 0, 0))
     assert fates(slow.exchange(work)) == ["late", "counted", "counted"]
     assert slow.now == 2.0
     assert slow.absent(range(3)) == {0: "is still at work on what came too late"}
@@ -51,17 +51,23 @@ def test_after_the_deadline_nobody_counts_and_the_late_are_busy():
 
 def test_with_fewer_than_the_quorum_it_stays_open_until_there_are_as_many():
     clock = course(
-        Device("0", gflops=1.0), Device("1", gflops=2.0), Device(gflops=4.0), closing=Closing(deadline=1.5, quorum=2)
+        TwinDevice("0", gflops=1.0),
+        TwinDevice("1", gflops=2.0),
+        TwinDevice(gflops=4.0),
+        closing=Closing(deadline=1.5, quorum=2),
     )
-    assert fates(clock.exchange(dict.fromkeys(range(3), Part(4 * GIGA, 0, 0)))) == ["late", "counted", "counted"]
+    assert fates(clock.exchange(dict.fromkeys(range(3), Errand(4 * GIGA, 0, 0)))) == ["late", "counted", "counted"]
     assert clock.now == 2.0
 
 
 def test_of_more_than_are_needed_the_first_count():
     clock = course(
-        Device("0", gflops=1.0), Device("1", gflops=2.0), Device(gflops=4.0), closing=Closing(over_select=0.5)
+        TwinDevice("0", gflops=1.0),
+        TwinDevice("1", gflops=2.0),
+        TwinDevice(gflops=4.0),
+        closing=Closing(over_select=0.5),
     )
-    assert fates(clock.exchange(dict.fromkeys(range(3), Part(4 * GIGA, 0, 0)))) == ["late", "counted", "counted"]
+    assert fates(clock.exchange(dict.fromkeys(range(3), Errand(4 * GIGA, 0, 0)))) == ["late", "counted", "counted"]
     assert clock.now == 2.0
 
 
@@ -72,16 +78,16 @@ def test_as_many_are_enough_as_there_would_be_without_the_others(needed, share):
 
 
 def test_who_leaves_in_the_middle_has_worked_in_vain():
-    clock = course(Device("0", gflops=1.0, available="0-1", watts=1.0), Device(gflops=1.0), clients=2)
+    clock = course(TwinDevice("0", gflops=1.0, available="0-1", watts=1.0), TwinDevice(gflops=1.0), clients=2)
     clock.now = 3599.0
-    first, second = clock.exchange(dict.fromkeys(range(2), Part(4 * GIGA, 0, 0)))
+    first, second = clock.exchange(dict.fromkeys(range(2), Errand(4 * GIGA, 0, 0)))
     assert (first.fate, first.finish, first.computing, first.joules) == ("left", 3600.0, 1.0, 1.0)
     assert (second.fate, clock.now) == ("counted", 3603.0)
     assert clock.absent([0]) == {0: "is not there"}
 
 
 def test_waiting_goes_on_to_the_next_arrival():
-    clock = course(Device("0", available="5-6"), Device(available="3-4"), clients=2, starts_at=1.0)
+    clock = course(TwinDevice("0", available="5-6"), TwinDevice(available="3-4"), clients=2, starts_at=1.0)
     assert clock.wait([0, 1]) == 2 * 3600.0
     assert clock.absent([0, 1]) == {0: "is not there"}
     assert clock.wait([0, 1]) == 2 * 3600.0
@@ -89,8 +95,8 @@ def test_waiting_goes_on_to_the_next_arrival():
 
 
 def test_another_course_goes_on_from_a_state():
-    work = dict.fromkeys(range(3), Part(4 * GIGA, 0, 0))
-    devices = Device("0", gflops=1.0), Device(gflops=4.0)
+    work = dict.fromkeys(range(3), Errand(4 * GIGA, 0, 0))
+    devices = TwinDevice("0", gflops=1.0), TwinDevice(gflops=4.0)
     one = course(*devices, closing=Closing(deadline=2.0))
     one.exchange(work)
     other = course(*devices, closing=Closing(deadline=2.0))
@@ -100,8 +106,8 @@ def test_another_course_goes_on_from_a_state():
 
 
 def test_the_sum_of_rounds_says_what_was_waited_for_and_dropped():
-    devices = Device("0", gflops=1.0, watts=2.0), Device(gflops=4.0, watts=1.0)
-    loads = [Load([dict.fromkeys(range(2), Part(4 * GIGA, 0, 0))], GIGA)] * 2
+    devices = TwinDevice("0", gflops=1.0, watts=2.0), TwinDevice(gflops=4.0, watts=1.0)
+    loads = [Load([dict.fromkeys(range(2), Errand(4 * GIGA, 0, 0))], GIGA)] * 2
     clock = course(*devices, clients=2, server_gflops=1.0)
     found = summed(simulate(clock, loads, lambda clients: clients))
     assert (found.rounds, found.seconds, found.asked, found.counted) == (2, 10.0, 4, 4)
@@ -114,8 +120,8 @@ def test_the_sum_of_rounds_says_what_was_waited_for_and_dropped():
 
 
 def test_a_client_that_is_lost_in_one_exchange_is_not_in_the_next():
-    clock = course(Device("0", gflops=1.0), Device(gflops=4.0), clients=2, closing=Closing(deadline=2.0))
-    work = dict.fromkeys(range(2), Part(4 * GIGA, 0, 0))
+    clock = course(TwinDevice("0", gflops=1.0), TwinDevice(gflops=4.0), clients=2, closing=Closing(deadline=2.0))
+    work = dict.fromkeys(range(2), Errand(4 * GIGA, 0, 0))
     (timed,) = simulate(clock, [Load([work, work])], lambda clients: 1)
     assert [(place, turn.client, turn.fate) for place, turn in timed.turns] == [
         (1, 0, "late"),
@@ -125,7 +131,7 @@ def test_a_client_that_is_lost_in_one_exchange_is_not_in_the_next():
 
 
 def test_doubt_is_drawn_for_each_device_and_is_none_at_zero():
-    devices = [Device("0", down_mbit=3.0), Device()]
+    devices = [TwinDevice("0", down_mbit=3.0), TwinDevice()]
     assert doubted(devices, 0.0, Key(("a",))) == devices
     first, second = doubted(devices, 0.5, Key(("a",)))
     assert doubted(devices, 0.5, Key(("a",))) == [first, second]
@@ -134,16 +140,16 @@ def test_doubt_is_drawn_for_each_device_and_is_none_at_zero():
 
 
 def test_every_client_has_the_first_device_that_names_it():
-    fleet = Fleet([Device("0, 2-3", gflops=1), Device("3", gflops=2), Device(gflops=3)], range(5))
+    fleet = Fleet([TwinDevice("0, 2-3", gflops=1), TwinDevice("3", gflops=2), TwinDevice(gflops=3)], range(5))
     assert [fleet[client].gflops for client in range(5)] == [1, 3, 1, 1, 3]
     with pytest.raises(ConfigError, match="client 1 has none; expected one whose clients are"):
-        Fleet([Device("0")], range(2))
+        Fleet([TwinDevice("0")], range(2))
 
 
 @pytest.mark.parametrize("table", [{"clients": "all"}, {"gflops": 0.0}, {"available": "sometimes"}, {"watts": -1.0}])
 def test_a_device_is_checked(table):
     with pytest.raises(ConfigError):
-        Device(**table)
+        TwinDevice(**table)
 
 
 def test_a_file_of_devices_has_their_keys_as_columns(tmp_path):
