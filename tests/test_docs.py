@@ -157,6 +157,7 @@ SHOWN = {
     "follow-a-run.md": "test_the_line_of_a_run_is_the_one_that_the_guide_shows",
     "own-parts.md": "test_the_table_of_the_page_makes_a_federation",
     "budgets.md": "test_the_table_of_the_guide_has_ten_clients",
+    "twin.md": "test_the_file_of_the_guide_has_a_device_for_twelve_clients",
 }
 KINDS = {"python", "toml", "console", "bash", "text"}
 

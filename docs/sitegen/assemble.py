@@ -42,6 +42,7 @@ SECTIONS = {
             "bring-your-own-model",
             "tables-and-text",
             "budgets",
+            "twin",
             "without-pytorch",
             "own-parts",
             "add-a-method",

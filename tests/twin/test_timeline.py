@@ -1,11 +1,15 @@
 """The virtual clock, against times worked out by hand."""
 
 import math
+import re
+from pathlib import Path
 
 import pytest
 
 from potluck.core.ground.errors import ConfigError
 from potluck.core.ground.rng import Key
+from potluck.experiment.settings.devices import get_device
+from potluck.experiment.settings.resolve import named_devices
 from potluck.twin.devices import Fleet, TwinDevice, read_devices
 from potluck.twin.simulate import Load, doubted, simulate, summed
 from potluck.twin.timeline import Closing, Errand, Timeline
@@ -150,6 +154,17 @@ def test_every_client_has_the_first_device_that_names_it():
 def test_a_device_is_checked(table):
     with pytest.raises(ConfigError):
         TwinDevice(**table)
+
+
+def test_the_file_of_the_guide_has_a_device_for_twelve_clients(tmp_path):
+    guide = (Path(__file__).parents[2] / "docs/guides/twin.md").read_text()
+    [text] = re.findall(r"^```text\n(.*?)^```", guide, flags=re.DOTALL | re.MULTILINE)
+    (tmp_path / "devices.csv").write_text(text)
+    tables = named_devices(read_devices(tmp_path / "devices.csv"))
+    fleet = Fleet([TwinDevice(**table) for table in tables], range(12))
+    assert [fleet[client].name for client in (5, 6, 11)] == ["phone-entry", "pi-4", "workstation"]
+    assert fleet[0].gflops == get_device("phone-entry").gflops
+    assert fleet.availability(0).leaves(0.0) == 6 * 3600.0
 
 
 def test_a_file_of_devices_has_their_keys_as_columns(tmp_path):

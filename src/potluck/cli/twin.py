@@ -27,7 +27,7 @@ from potluck.twin.simulate import Load, Summary, Timed, doubted, simulate, summe
 from potluck.twin.timeline import Closing, Errand, Timeline
 
 _TRIES = 20  # of a simulation whose devices are doubted
-_HOUR = 3600.0
+_HOUR, _SHORT = 3600.0, 10.0  # seconds
 _FILE_WIDTH = 160  # characters of a line without a terminal
 _CAPTION = (
     "a round: the median one; counted: the share of what clients were asked for that counts; waiting: of the time of"
@@ -179,10 +179,10 @@ def _print(rows: Sequence[_Row], question: Question) -> None:
     for row in rows:
         cells = _cells(row)
         if doubted_at_all:
-            cells.append(" to ".join(map(duration, row.spread)) if row.spread else "")
+            cells.append(" to ".join(map(_time, row.spread)) if row.spread else "")
         if question.target is not None:
             known = row.reached is not None and math.isfinite(row.reached)
-            cells.append(duration(row.reached or 0.0) if known else "never" if row.reached else "")
+            cells.append(_time(row.reached or 0.0) if known else "never" if row.reached else "")
         table.add_row(*cells)
     console = Console()
     if not console.is_terminal:
@@ -196,6 +196,11 @@ def _cells(row: _Row) -> list[str]:
         return [row.name, "0", *[""] * 6]
     heard = f"{found.counted / found.asked:.0%}" if found.asked else ""
     energy = f"{found.joules / 3.6e6:.3g} kWh" if found.joules else ""
-    pace = duration(median(row.each))
+    pace = _time(median(row.each))
     shares = (f"{found.idle_share:.0%}", f"{found.dropped_share:.0%}")
-    return [row.name, str(found.rounds), duration(found.seconds), pace, heard, *shares, energy]
+    return [row.name, str(found.rounds), _time(found.seconds), pace, heard, *shares, energy]
+
+
+def _time(seconds: float) -> str:
+    """A duration, which may be shorter than a second."""
+    return f"{seconds:.2g} s" if seconds < _SHORT else duration(seconds)
