@@ -48,6 +48,7 @@ def content(folder, name):
     return (folder / name).read_bytes()
 
 
+@pytest.mark.slow
 def test_who_is_late_or_gone_does_not_count(tmp_path):
     play(tmp_path / "a", tree())
     rounds = course(read_run(tmp_path / "a"))

@@ -91,7 +91,7 @@ def _one_step(fit: Fit, size: int, computing: Numerics) -> Cost:
         data = resident(fit.data, computing.place)
         batch = moved(data.batch(torch.arange(size), _KEY.fold("augment")), computing.place)
         batch = batch._replace(inputs=computing.to_layout(batch.inputs))
-        states = [_state_bytes(turn.training, list(turn.weights.values())) for turn in _distinct(turns)]
+        states = [_state_bytes(turn.training, turn.weights.values()) for turn in _distinct(turns)]
         with CostMeter(_tensors(nets, fit.extras, batch)) as counting:
             for turn in turns:
                 turn.differentiate(batch)
@@ -117,15 +117,16 @@ def _distinct(turns: Iterable[Any]) -> list[Any]:
     return list({id(turn.optimizer): turn for turn in turns}.values())
 
 
-def _state_bytes(training: LocalTraining, weights: list[nn.Parameter]) -> int:
-    """What an optimiser keeps of its weights, once it has taken a step."""
-    copies = [nn.Parameter(torch.zeros_like(weight)) for weight in weights]
-    optimizer = training.new_optimizer(copies)
-    for copy in copies:
-        copy.grad = torch.zeros_like(copy)
+def _state_bytes(training: LocalTraining, weights: Iterable[nn.Parameter]) -> int:
+    """What an optimiser keeps of its weights, once it has taken a step; found of one weight at a time."""
+    return sum(_state_bytes_of(training, nn.Parameter(torch.zeros_like(weight))) for weight in weights)
+
+
+def _state_bytes_of(training: LocalTraining, weight: nn.Parameter) -> int:
+    optimizer = training.new_optimizer([weight])
+    weight.grad = torch.zeros_like(weight)
     optimizer.step()
-    kept = (value for state in optimizer.state.values() for value in state.values() if isinstance(value, Tensor))
-    return sum(value.nbytes for value in kept)
+    return sum(kept.nbytes for kept in optimizer.state[weight].values() if isinstance(kept, Tensor))
 
 
 def _networks(request: Request) -> Iterable[nn.Module]:
