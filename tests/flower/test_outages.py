@@ -79,7 +79,7 @@ class Site(Loopback):
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    monkeypatch.setattr("potluck.experiment.running.run._LOOK_EVERY", 0.0)
+    monkeypatch.setattr("potluck.engine.rounds.clock._LOOK_EVERY", 0.0)
     monkeypatch.setattr("potluck.flower.server.nodes._LOOK_EVERY", 0.01)
 
 
@@ -249,3 +249,28 @@ def test_a_quorum_beyond_the_cohort_is_refused(tmp_path):
 def test_keeping_rounds_is_refused_where_clients_keep_their_states(tmp_path):
     with pytest.raises(ConfigError, match="keep_every: found 1; expected none with clients on other machines"):
         serve(Loopback({}), {**tree(), "run": {"rounds": 1, "keep_every": 1}}, tmp_path)
+
+
+def test_a_twin_is_refused_where_clients_take_their_own_time(tmp_path):
+    with pytest.raises(ConfigError, match="twin: expected none with clients on other machines"):
+        serve(Loopback({}), {**tree(), "run": {"rounds": 1, "twin": {}}}, tmp_path)
+
+
+def test_of_more_nodes_than_are_needed_the_first_count(played, tmp_path):
+    """One of three never answers, and the exchange closes without waiting for its deadline."""
+
+    class Slow(Site):
+        def pull_messages(self, message_ids):
+            [silent] = [number for number, node in self.nodes.items() if node.name == "b"]
+            asked = {number: self._waiting[number].metadata for number in message_ids if number in self._waiting}
+            heard = [n for n, of in asked.items() if of.message_type == HELLO or of.dst_node_id != silent]
+            return super().pull_messages(heard)
+
+    of = tree(rounds=1, quorum=2, deadline_s=600.0, over_select=0.5)
+    of["run"]["cohort_fraction"] = 0.67
+    _, _, folder = played(Slow(tmp_path / "nodes"), of)
+    record = json.loads((folder / ROUNDS).read_text())
+    assert len(record["cohort"]) == 3
+    assert len(record["replied"]) == 2
+    [why] = record["failed"].values()
+    assert why.startswith("no answer within 0 s")

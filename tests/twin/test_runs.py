@@ -82,6 +82,7 @@ def test_it_resumes_to_the_same_bytes(tmp_path):
         assert content(tmp_path / "whole", name) == content(tmp_path / "parts", name)
 
 
+@pytest.mark.slow
 def test_a_twin_waits_for_a_quorum_to_come_and_time_passes(tmp_path):
     tables = tree(1, rounds_close={"quorum": 4})
     tables["run"]["twin"] = {"devices": [{"clients": "0", "available": "5-6"}, {}], "starts_at": 1.0}

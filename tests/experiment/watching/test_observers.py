@@ -156,7 +156,7 @@ EVENTS = [name for name in vars(Observer) if name.startswith("on_")]
 @pytest.mark.slow
 @pytest.mark.parametrize("event", EVENTS)
 def test_what_an_observer_raises_ends_the_run_which_resumes_to_the_same_bytes(event, tmp_path, monkeypatch):
-    monkeypatch.setattr("potluck.experiment.running.run._LOOK_EVERY", 0.0)
+    monkeypatch.setattr("potluck.engine.rounds.clock._LOOK_EVERY", 0.0)
     tolerant = {"tolerate_failures": True, "on_divergence": "drop"}
     run(tmp_path / "whole").run()
     diary, error = Diary(), ValueError("enough")
@@ -175,7 +175,7 @@ def test_what_an_observer_raises_ends_the_run_which_resumes_to_the_same_bytes(ev
 @pytest.mark.slow
 @pytest.mark.parametrize("event", EVENTS)
 def test_a_run_goes_on_without_an_observer_that_may_fail_and_says_so_once(event, tmp_path, caplog, monkeypatch):
-    monkeypatch.setattr("potluck.experiment.running.run._LOOK_EVERY", 0.0)
+    monkeypatch.setattr("potluck.engine.rounds.clock._LOOK_EVERY", 0.0)
     run(tmp_path / "alone").run()
     fails, diary = MayFail(event, OSError("no room")), Diary()
     run(tmp_path / "observed", late=True).run(fails, diary)

@@ -163,9 +163,12 @@ def assemble_server(experiment: Experiment, matched: MatchedClasses | None = Non
         matched: the federation's classes; by default those of its data set.
 
     Raises:
-        ConfigError: there is no such data set, a model cannot be built, or models of rounds are to be kept.
+        ConfigError: there is no such data set, a model cannot be built, models of rounds are to be kept, or there
+            is a twin.
         DataError: public examples are needed and missing.
     """
+    if experiment.run.twin is not None:
+        raise ConfigError("run.twin: expected none with clients on other machines, whose time is real; leave it out")
     if experiment.run.keep_every is not None:
         raise ConfigError(
             f"run.keep_every: found {experiment.run.keep_every}; expected none with clients on other machines, which"
