@@ -256,6 +256,7 @@ def test_a_twin_is_refused_where_clients_take_their_own_time(tmp_path):
         serve(Loopback({}), {**tree(), "run": {"rounds": 1, "twin": {}}}, tmp_path)
 
 
+@pytest.mark.slow
 def test_of_more_nodes_than_are_needed_the_first_count(played, tmp_path):
     """One of three never answers, and the exchange closes without waiting for its deadline."""
 
