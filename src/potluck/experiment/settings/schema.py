@@ -140,19 +140,19 @@ class RoundsClose(Checked):
 
     Attributes:
         quorum: the least number of clients that must answer each exchange of a round; if fewer are asked, all of them.
-        over_select: share of the cohort that is drawn in addition: an exchange closes as soon as as many clients have
-            answered as there would be without them. It needs other machines, or a twin, and failures to be tolerated.
         deadline_s: seconds after which an exchange with other machines, or with those of a twin, closes with the
             replies that have come; with fewer than the quorum it stays open. In one process without a twin every client
             is heard to its end.
         patience_s: seconds to wait for a quorum of other machines before the run ends with an error, from which it can
             be resumed; None waits for as long as it takes.
+        over_select: share of the cohort that is drawn in addition: an exchange closes as soon as as many clients have
+            answered as there would be without them. It needs other machines, or a twin, and failures to be tolerated.
     """
 
     quorum: _Count = 1
-    over_select: Annotated[float, at_least(0)] = 0.0
     deadline_s: Annotated[float, above(0)] = 600.0
     patience_s: Annotated[float, above(0)] | None = None
+    over_select: Annotated[float, at_least(0)] = 0.0
 
 
 _ROUNDS_CLOSE = RoundsClose()
