@@ -5,8 +5,8 @@ from itertools import islice
 
 import pytest
 
-from potluck.analysis.read import costs, course, read_run
-from potluck.cli.twin import Question, print_twins, timed_again
+from potluck.analysis.read import costs, read_run
+from potluck.cli.twin import Question, course_of, print_twins, timed_again
 from potluck.core.ground.errors import ConfigError, PotluckError
 from potluck.experiment.federation.assemble import assemble
 from potluck.experiment.running.execute import execute, prepare
@@ -51,7 +51,7 @@ def content(folder, name):
 @pytest.mark.slow
 def test_who_is_late_or_gone_does_not_count(tmp_path):
     play(tmp_path / "a", tree())
-    rounds = course(read_run(tmp_path / "a"))
+    rounds = course_of(read_run(tmp_path / "a"))
     fates = [{turn.client: turn.fate for _, turn in timed.turns} for timed in rounds]
     assert fates[0] == {0: "late", 1: "counted", 2: "counted", 3: "counted"}
     assert fates[1] == {0: "absent", 1: "absent", 2: "counted", 3: "counted"}
@@ -87,7 +87,7 @@ def test_a_twin_waits_for_a_quorum_to_come_and_time_passes(tmp_path):
     tables = tree(1, rounds_close={"quorum": 4})
     tables["run"]["twin"] = {"devices": [{"clients": "0", "available": "5-6"}, {}], "starts_at": 1.0}
     play(tmp_path / "a", tables)
-    (timed,) = course(read_run(tmp_path / "a"))
+    (timed,) = course_of(read_run(tmp_path / "a"))
     assert [turn.start for _, turn in timed.turns] == [4 * 3600.0] * 4
 
 
@@ -110,7 +110,7 @@ def test_a_finished_run_takes_on_devices_what_it_takes_with_a_twin(tmp_path, met
     play(tmp_path / "plain", plain)
     play(tmp_path / "beside", beside)
     again = timed_again(read_run(tmp_path / "plain"), [TwinDevice(**table) for table in devices])
-    assert again == course(read_run(tmp_path / "beside"))
+    assert again == course_of(read_run(tmp_path / "beside"))
 
 
 @pytest.mark.slow
@@ -128,7 +128,7 @@ def test_what_is_foreseen_is_what_a_run_counts(tmp_path, method):
     rounds = simulate(experiment.run.course(fleet), known.loads(experiment), lambda clients: clients)
     foreseen = list(islice(rounds, 4))
     play(tmp_path / "a", tables)
-    real = course(read_run(tmp_path / "a"))
+    real = course_of(read_run(tmp_path / "a"))
     assert foreseen[-1].end == pytest.approx(real[-1].end, rel=0.1)
 
 

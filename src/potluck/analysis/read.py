@@ -35,7 +35,6 @@ from potluck.records import (
     experiment_hash,
 )
 from potluck.seals import read_sealed
-from potluck.twin.simulate import Timed
 
 Record = TypeVar("Record")
 _LAST = f"{CHECKPOINT}/{LAST}"
@@ -268,8 +267,8 @@ def costs(run: StoredRun) -> list[CostRecord]:
     return [record for record in _lines(path, content, CostRecord) if record.round in done]
 
 
-def course(run: StoredRun) -> list[Timed]:
-    """The rounds of a run with a twin, by its virtual clock; none of another run.
+def courses(run: StoredRun) -> list[dict[str, Any]]:
+    """The lines of the finished rounds of a run with a twin; none of another run.
 
     Raises:
         CheckpointError: the file is damaged.
@@ -277,10 +276,10 @@ def course(run: StoredRun) -> list[Timed]:
     path, done = run.folder / TWIN, {record.round for record in run.rounds}
     lines = path.read_bytes().splitlines() if path.is_file() else []
     try:
-        found = [Timed.of(json.loads(line)) for line in lines]
+        found = [json.loads(line) for line in lines]
+        return [record for record in found if record["round"] in done]
     except (ValueError, KeyError, TypeError) as error:
         raise _damaged(path, error) from error
-    return [timed for timed in found if timed.number in done]
 
 
 def partition(run: StoredRun) -> PartitionRecord | None:

@@ -11,7 +11,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from potluck.analysis.read import StoredRun, costs, course, find_runs, read_run
+from potluck.analysis.read import StoredRun, costs, courses, find_runs, read_run
 from potluck.cli.terminal import duration
 from potluck.core.federation import ClientId
 from potluck.core.ground.errors import ConfigError
@@ -108,7 +108,7 @@ def _simulated(experiment: Experiment, known: Foreseen, fleet: Fleet, question: 
 
 def _of_run(run: StoredRun, question: Question) -> _Row:
     """A finished run, by its own virtual clock or by one for the devices that are named."""
-    rounds = course(run) if question.devices is None else timed_again(run, _devices(None, question))
+    rounds = course_of(run) if question.devices is None else timed_again(run, _devices(None, question))
     if not rounds:
         raise ConfigError(f"{run.folder}: it ran without a twin; name its devices: --devices FILE.csv")
     if question.hours is not None:
@@ -121,6 +121,11 @@ def _of_run(run: StoredRun, question: Question) -> _Row:
         good = (number for number, score in scores if score is not None and not metric.better(question.target, score))
         reached = ends.get(next(good, 0), math.inf)
     return _Row(run.name, summed(rounds), [timed.end - timed.start for timed in rounds], reached=reached)
+
+
+def course_of(run: StoredRun) -> list[Timed]:
+    """The finished rounds of a run with a twin, by its virtual clock; none of another run."""
+    return [Timed.of(record) for record in courses(run)]
 
 
 def timed_again(run: StoredRun, devices: Sequence[TwinDevice]) -> list[Timed]:
@@ -154,7 +159,7 @@ def _devices(twin: Twin | None, question: Question) -> Sequence[TwinDevice]:
     if question.devices is not None:
         tables = named_devices(read_devices(question.devices))
         return [typed(TwinDevice, table, "device", str(question.devices)) for table in tables]
-    if twin is None:
+    if twin is None or not twin.devices:
         raise ConfigError("twin: found no devices; name a file of them, --devices FILE.csv, or set run.twin.devices")
     return twin.devices
 

@@ -66,7 +66,7 @@ class Twin(Checked):
         server_gflops: the server's sustained speed; None has it compute in no time.
     """
 
-    devices: tuple[TwinDevice, ...] = (TwinDevice(),)
+    devices: tuple[TwinDevice, ...] = ()
     starts_at: Annotated[float, at_least(0), below(24)] = 0.0
     server_gflops: _Speed | None = None
 

@@ -142,7 +142,7 @@ def test_a_run_counts_each_answer_of_each_client(tmp_path):
 def test_a_round_that_is_played_again_has_released_twice(tmp_path, monkeypatch):
     run(tmp_path, 1).run()
     with monkeypatch.context() as patch:
-        patch.setattr(Checkpoints, "save", lambda *_: (_ for _ in ()).throw(Killed))
+        patch.setattr(Checkpoints, "save", lambda *_, **named: (_ for _ in ()).throw(Killed))
         with pytest.raises(Killed):
             run(tmp_path, 2).run()
     resumed = run(tmp_path, 2)

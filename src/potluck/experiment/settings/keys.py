@@ -62,7 +62,8 @@ def settings_of(cls: type[Any], prefix: str = "") -> list[Setting]:
         default = spec.default_factory() if spec.default_factory is not MISSING else spec.default
         key, hint = f"{prefix}{spec.name}", hints[spec.name]
         bare = get_args(hint)[0] if get_origin(hint) is Annotated else hint
-        inner = next((kind for kind in (bare, *get_args(bare)) if isinstance(kind, type) and is_dataclass(kind)), None)
+        alone = () if get_origin(bare) is tuple else (bare, *get_args(bare))  # what is in a list has no key of its own
+        inner = next((kind for kind in alone if isinstance(kind, type) and is_dataclass(kind)), None)
         if inner is not bare:
             found.append(_setting(key, hint, default, meanings.get(spec.name, "")))
         if inner is not None:
