@@ -143,13 +143,14 @@ def _tensors(nets: Iterable[nn.Module], *trees: Any) -> list[Any]:
 @contextmanager
 def _kept(nets: list[nn.Module]) -> Generator[None]:
     """Buffers, such as running statistics, as they were, after the block."""
-    buffers = [(buffer, buffer.clone()) for net in nets for buffer in net.buffers()]
+    before = [{name: buffer.clone() for name, buffer in net.named_buffers()} for net in nets]
     try:
         yield
     finally:
         with torch.no_grad():
-            for buffer, before in buffers:
-                buffer.copy_(before)
+            for net, known in zip(nets, before, strict=True):
+                for name, buffer in net.named_buffers():  # other tensors, where the net was on a device meanwhile
+                    buffer.copy_(known[name])
 
 
 def _shape(request: Request) -> str:
