@@ -274,6 +274,7 @@ class Checkpoint:
         records: the extent of each file of records; None in a checkpoint of the first schema.
         config: the settings that affect what the run computes; None likewise.
         undo: what its round can be undone with; absent if nothing in it stood out.
+        under_way: files of what clients were doing, of a run whose rounds are asynchronous; absent in others.
     """
 
     round: int
@@ -284,6 +285,7 @@ class Checkpoint:
     records: Mapping[str, Extent] | None = None
     config: dict[str, Any] | None = field(default=None, compare=False)
     undo: Undo | None = None
+    under_way: tuple[str, ...] = ()
 
     @property
     def digest(self) -> str:
@@ -296,7 +298,7 @@ class Checkpoint:
     def files(self) -> set[str]:
         """Names of the files that the checkpoint needs."""
         undo = {*self.undo.state, *self.undo.clients.values()} if self.undo else set[str]()
-        return {*self.state, *self.clients.values(), *undo}
+        return {*self.state, *self.clients.values(), *undo, *self.under_way}
 
     @property
     def has_whole_state(self) -> bool:
@@ -309,6 +311,8 @@ class Checkpoint:
         undo = content.pop("undo")
         if self.undo is not None:
             content["undo"] = {**undo, "clients": _by_text(self.undo.clients)}
+        if not self.under_way:
+            del content["under_way"]
         return json.dumps({**content, "seal": _seal(content)}, indent=1).encode()
 
     @classmethod
@@ -338,7 +342,8 @@ class Checkpoint:
             records = None if extents is None else {name: Extent(**extent) for name, extent in extents.items()}
             state = content.pop("state")
             parts = (state,) if isinstance(state, str) else tuple(state)
-            return cls(**content, state=parts, clients=clients, records=records, undo=undo)
+            under_way = tuple(content.pop("under_way", ()))
+            return cls(**content, state=parts, clients=clients, records=records, undo=undo, under_way=under_way)
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             reason = f"it has no {error}" if isinstance(error, KeyError) else str(error)
             raise CheckpointError(f"{path} is damaged: {reason}; restore it, or run again") from error

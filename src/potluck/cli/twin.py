@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice, takewhile
 from pathlib import Path
 from statistics import median
@@ -16,14 +17,16 @@ from potluck.cli.terminal import duration
 from potluck.core.federation import ClientId
 from potluck.core.ground.errors import ConfigError
 from potluck.core.ground.rng import fold_in
+from potluck.engine.rounds.asynchrony.schedule import Schedule
 from potluck.experiment.federation.suitability import federation_of
+from potluck.experiment.running.asynchrony import check_asynchronous
 from potluck.experiment.running.foresee import Foreseen, foresee
 from potluck.experiment.settings.presets import experiment_for
 from potluck.experiment.settings.resolve import named_devices
 from potluck.experiment.settings.schema import Experiment
 from potluck.experiment.settings.strict import typed
 from potluck.twin.devices import Fleet, Twin, TwinDevice, read_devices
-from potluck.twin.simulate import Load, Summary, Timed, doubted, simulate, summed
+from potluck.twin.simulate import Load, Summary, Timed, doubted, simulate, simulate_asynchronously, summed
 from potluck.twin.timeline import Closing, Errand, Timeline
 
 _TRIES = 20  # of a simulation whose devices are doubted
@@ -87,6 +90,8 @@ def _foreseen(target: str, assignments: Sequence[str], question: Question) -> _R
     experiment = experiment_for(target, assignments)
     devices = _devices(experiment.run.twin, question)
     federation = federation_of(experiment)
+    if experiment.run.rounds_close.asynchronous:
+        check_asynchronous(experiment.method, federation, experiment.run)
     known, ids = foresee(experiment, federation), sorted(federation.sites)
     rounds = list(_simulated(experiment, known, Fleet(devices, ids), question))
     spread = None
@@ -102,7 +107,12 @@ def _foreseen(target: str, assignments: Sequence[str], question: Question) -> _R
 
 def _simulated(experiment: Experiment, known: Foreseen, fleet: Fleet, question: Question) -> Iterator[Timed]:
     run = experiment.run
-    rounds = simulate(run.course(fleet), known.loads(experiment), run.needed)
+    if (rule := run.rounds_close.asynchronous) is None:
+        rounds = simulate(run.course(fleet), known.loads(experiment), run.needed)
+    else:
+        ids = sorted(known.like)
+        schedule = Schedule(rule, run.cohort_size(len(ids)))
+        rounds = simulate_asynchronously(run.course(fleet), schedule, known.load, partial(run.order, ids))
     return islice(rounds, run.rounds) if question.hours is None else _within(rounds, question.hours)
 
 

@@ -88,6 +88,11 @@ class Method(Checked, Generic[S]):
     """Why one lying client of five moves what the others are sent whatever rule `combine` has; empty if a robust rule
     keeps it from that."""
 
+    revises: ClassVar[tuple[str, ...]] = ()
+    """Entries of a reply that are the client's new version of what it was sent under the same name, such as weights: a
+    stale reply is then moved by as much as the server has moved since, see
+    `potluck.engine.rounds.asynchrony.rules.Asynchrony`."""
+
     variants: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     """Named options of the method: hyper-parameters by dotted key. The conformance suite also checks each of them."""
 

@@ -63,6 +63,7 @@ class LGFedAvg(fl.Method[State]):
 
     family = "weights"
     aligns_classes = True
+    revises = ("shared",)
 
     variants = {"all": {"averaged": "all"}, "uniform": {"weighting": "uniform"}, "median": {"combine.rule": "median"}}
 

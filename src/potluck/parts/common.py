@@ -32,6 +32,7 @@ class CommonModel(Method[Common]):
     """
 
     family = "common"
+    revises = ("common",)
 
     training: LocalTraining = LocalTraining()
 

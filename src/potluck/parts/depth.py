@@ -59,6 +59,7 @@ class DepthLevels(Method[D]):
     """
 
     family = "parts"
+    revises = ("weights", "buffers")
     predicts_with_exits = True
     default_capacities = (1.0, 0.75, 0.5, 0.25)
 

@@ -410,6 +410,8 @@ class SharesWeights(Method[P]):
 
     family = "weights"
 
+    revises = ("weights", "buffers")
+
     sharing: Sharing
 
     mixes_layers: ClassVar[bool] = False

@@ -14,7 +14,7 @@ from potluck.engine.client.session import Answer
 from potluck.engine.executors import Executor, Pending
 from potluck.engine.executors.held import Held
 from potluck.engine.rounds.clock import Clock
-from potluck.twin.timeline import Errand, Timeline, Turn
+from potluck.twin.timeline import ALONE, Errand, Timeline, Turn
 
 _WHY = {
     "late": "its answer would have come after {:.6g} s, when the exchange had closed",
@@ -30,23 +30,26 @@ class TwinClock(Clock):
 
     Args:
         course: the time, and who is at work.
+
+    Attributes:
+        course: the same.
     """
 
     virtual = True
 
     def __init__(self, course: Timeline) -> None:
-        self._course = course
+        self.course = course
         self._turns: list[tuple[int, Turn]] = []
         self._exchanges = 0
         self._began = course.now
 
     def now(self) -> float:
         """Virtual seconds since the run began."""
-        return self._course.now
+        return self.course.now
 
     def absent(self, executor: Executor, clients: Collection[ClientId]) -> Mapping[ClientId, str]:
         """See `Clock`."""
-        return dict.fromkeys(self._course.absent(clients), "its device")
+        return dict.fromkeys(self.course.absent(clients), "its device")
 
     def wait(self, clients: Collection[ClientId]) -> None:
         """Go on to the moment at which another one of the clients is there.
@@ -54,12 +57,12 @@ class TwinClock(Clock):
         Raises:
             ConfigError: none ever is.
         """
-        if self._course.wait(clients) == math.inf:
+        if self.course.wait(clients) == math.inf:
             raise ConfigError(f"run.twin.devices: clients {sorted(clients)} are never there")
 
     def away(self, clients: Collection[ClientId]) -> Mapping[ClientId, str]:
         """Those whose devices are not there, or still at work on what came too late."""
-        return {client: f"its device {why}" for client, why in self._course.absent(clients).items()}
+        return {client: f"its device {why}" for client, why in self.course.absent(clients).items()}
 
     def outcomes(
         self,
@@ -75,7 +78,7 @@ class TwinClock(Clock):
         for place, outcome in enumerate(executor.run(host, list(tasks.values()))):
             parts[outcome.client] = _part(outcome, bytes_down[outcome.client])
             held[place] = outcome
-        turns = {turn.client: turn for turn in self._course.exchange(parts)}
+        turns = {turn.client: turn for turn in self.course.exchange(parts)}
         self._exchanges += 1
         self._turns += [(self._exchanges, turn) for turn in turns.values()]
         places = {client: place for place, client in enumerate(tasks)}
@@ -92,22 +95,70 @@ class TwinClock(Clock):
 
     def serve(self, flops: int) -> None:
         """Let the server take its time."""
-        self._course.serve(flops)
+        self.course.serve(flops)
 
     def take(self, number: int) -> dict[str, Any]:
         """The record of a round that ends now, from which a later process can go on; begins the next round."""
         turns = [[exchange, *astuple(turn)] for exchange, turn in self._turns]
-        found = {"round": number, "start": self._began, "end": self._course.now, "turns": turns, **self._course.state()}
+        found = {"round": number, "start": self._began, "end": self.course.now, "turns": turns, **self.course.state()}
         self._begin()
         return found
 
     def go_on(self, record: Mapping[str, Any] | None) -> None:
         """Go on after the round of this record; from the start, if there is none."""
-        self._course.go_on(record or {"now": 0.0, "busy": {}})
+        self.course.go_on(record or {"now": 0.0, "busy": {}})
         self._begin()
 
     def _begin(self) -> None:
-        self._turns, self._exchanges, self._began = [], 0, self._course.now
+        self._turns, self._exchanges, self._began = [], 0, self.course.now
+
+
+class AsynchronousTwinClock(TwinClock):
+    """The clock of a twin whose rounds are asynchronous.
+
+    Whoever is asked works at once as far as this process is concerned, and is under way until its turn ends.
+    """
+
+    def __init__(self, course: Timeline) -> None:
+        super().__init__(course)
+        self._under_way: dict[ClientId, Turn] = {}
+
+    def due(self, client: ClientId) -> float:
+        """When a client that is under way is done, or leaves."""
+        return self._under_way[client].finish
+
+    def land(self, client: ClientId) -> None:
+        """Note that a client is under way no more."""
+        self._turns.append((ALONE, self._under_way.pop(client)))
+
+    def outcomes(
+        self,
+        executor: Executor,
+        host: ClientRuntime,
+        tasks: Mapping[ClientId, Pending],
+        away: Mapping[ClientId, str],
+        handler: str,
+        bytes_down: Mapping[ClientId, int],
+    ) -> Iterator[Outcome]:
+        """See `Clock`; only who leaves in the middle does not count."""
+        for outcome in executor.run(host, list(tasks.values())):
+            client = outcome.client
+            turn = self._under_way[client] = self.course.turn(client, _part(outcome, bytes_down[client]))
+            if turn.fate == "left":
+                why = _WHY["left"].format(turn.finish - turn.start)
+                outcome = Failure(client, handler, why, unheard=True, kind="absence")
+            yield outcome
+
+    def take(self, number: int) -> dict[str, Any]:
+        """See `TwinClock`; it also says who is under way."""
+        under_way = [astuple(turn) for turn in self._under_way.values()]
+        return {**super().take(number), "under_way": under_way}
+
+    def go_on(self, record: Mapping[str, Any] | None) -> None:
+        """See `TwinClock`."""
+        turns = [Turn(*turn) for turn in (record or {}).get("under_way", ())]
+        self._under_way = {turn.client: turn for turn in turns}
+        super().go_on(record)
 
 
 def _part(outcome: Outcome, bytes_down: int) -> Errand:

@@ -3,14 +3,17 @@
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import count
 from typing import Any
 
 import torch
 
 from potluck.core.federation import ClientId
 from potluck.core.ground.rng import Key
+from potluck.engine.rounds.asynchrony.schedule import Schedule
+from potluck.engine.rounds.lost import Lost
 from potluck.twin.devices import TwinDevice
-from potluck.twin.timeline import Errand, Timeline, Turn
+from potluck.twin.timeline import ALONE, Errand, Timeline, Turn
 
 
 @dataclass(frozen=True)
@@ -65,6 +68,43 @@ def simulate(course: Timeline, loads: Iterable[Load], needed: Callable[[int], in
         yield Timed(number, start, course.now, tuple(turns))
 
 
+def simulate_asynchronously(
+    course: Timeline,
+    schedule: Schedule,
+    load: Callable[[int, list[ClientId]], Load],
+    order: Callable[[int], Sequence[ClientId]],
+) -> Iterator[Timed]:
+    """The rounds one after the other, as a run with a twin has them whose rounds are asynchronous.
+
+    Args:
+        course: the clock at its start.
+        schedule: likewise.
+        load: what clients that are asked in a round take, all in one exchange.
+        order: all clients in a round, those first that are preferred.
+    """
+    under_way: dict[ClientId, Turn] = {}
+    for number in count(1):
+        start, landed, clients = course.now, list[tuple[int, Turn]](), order(number)
+        schedule.begin()
+        while not (ready := schedule.ready()):
+            if asked := schedule.to_ask(clients, course):
+                (parts,) = load(number, asked).exchanges
+                turns = {client: course.turn(client, parts[client]) for client in asked}
+                under_way |= turns
+                schedule.depart({client: turn.finish for client, turn in turns.items()}, clients)
+                continue
+            try:
+                client = schedule.pass_time(clients, course)
+            except Lost:
+                return
+            if client is not None:
+                landed.append((ALONE, turn := under_way.pop(client)))
+                schedule.land(client, turn.fate == "counted")
+        schedule.merge(ready)
+        course.serve(load(number, ready).server)
+        yield Timed(number, start, course.now, tuple(landed))
+
+
 @dataclass
 class Summary:
     """What some rounds come to.
@@ -98,10 +138,10 @@ class Summary:
         by_exchange: dict[int, list[Turn]] = {}
         for place, turn in timed.turns:
             by_exchange.setdefault(place, []).append(turn)
-        for turns in by_exchange.values():
-            self._add(turns)
+        for place, turns in by_exchange.items():
+            self._add(turns, together=place != ALONE)
 
-    def _add(self, turns: Sequence[Turn]) -> None:
+    def _add(self, turns: Sequence[Turn], together: bool) -> None:
         there = [turn for turn in turns if turn.fate != "absent"]
         close = max((turn.finish for turn in turns if turn.fate == "counted"), default=None)
         self.asked += len(turns)
@@ -109,7 +149,9 @@ class Summary:
         self.computing += sum(turn.computing for turn in there)
         self.dropped += sum(turn.computing for turn in there if turn.fate != "counted")
         self.joules += sum(turn.joules for turn in there)
-        if close is not None:
+        if not together:
+            self.open += sum(turn.finish - turn.start for turn in there)
+        elif close is not None:
             self.open += sum(close - turn.start for turn in there)
             self.idle += sum(max(0.0, close - turn.finish) for turn in there)
 

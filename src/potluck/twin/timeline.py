@@ -12,6 +12,9 @@ Fate = Literal["counted", "late", "left", "absent", "failed"]
 """What became of a client's part in an exchange: its reply counts; it came after the exchange had closed; its device
 left in the middle; it was not there, or still at work on what came too late; or its work failed."""
 
+ALONE = 0
+"""Instead of an exchange's number: the client was on its way alone, and nobody waited for it."""
+
 
 @dataclass(frozen=True)
 class Errand:
@@ -110,20 +113,25 @@ class Timeline:
 
     def wait(self, clients: Collection[ClientId]) -> float:
         """Let time pass until another one of the clients is there; return the seconds, infinity if none ever is."""
+        moment = self.comes(self.absent(clients))
+        if moment == math.inf:
+            return math.inf
+        before, self.now = self.now, max(self.now, moment)
+        return self.now - before
+
+    def comes(self, clients: Collection[ClientId]) -> float:
+        """The next moment at which one of the clients, who are not there, will be; infinity if none ever is."""
         moments: list[float] = []
-        for client in self.absent(clients):
+        for client in clients:
             free = max(self.now, self._busy.get(client, 0.0))
             moments.append(self._fleet.availability(client).comes(free - self._midnight) + self._midnight)
-        if not moments:
-            return math.inf
-        before, self.now = self.now, max(self.now, min(moments))
-        return self.now - before
+        return min(moments, default=math.inf)
 
     def exchange(self, parts: Mapping[ClientId, Errand]) -> list[Turn]:
         """The clients' turns in an exchange that begins now, by client; the clock goes on to its close."""
         away = self.absent(parts)
         turns = {
-            client: Turn(client, "absent", self.now, self.now) if client in away else self._turn(client, part)
+            client: Turn(client, "absent", self.now, self.now) if client in away else self.turn(client, part)
             for client, part in sorted(parts.items())
         }
         done = [turn.finish for turn in turns.values() if turn.fate in ("counted", "failed")]
@@ -140,7 +148,8 @@ class Timeline:
         if self._server_gflops is not None:
             self.now += flops / (self._server_gflops * 1e9)
 
-    def _turn(self, client: ClientId, part: Errand) -> Turn:
+    def turn(self, client: ClientId, part: Errand) -> Turn:
+        """The turn of a client that is there and begins now, if nobody closes before it is done."""
         device = self._fleet[client]
         computing, carrying = device.seconds(part.flops or 0, part.bytes_down, part.bytes_up)
         finish = self.now + computing + carrying

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from torch import nn
 
@@ -31,6 +31,8 @@ from potluck.engine.executors import Executor, Pending
 from potluck.engine.executors.sequential import Sequential
 from potluck.engine.numerics.costs import Cost
 from potluck.engine.numerics.numerics import PLAIN, Numerics
+from potluck.engine.rounds.asynchrony.rounds import AsynchronousRounds, ClockOfDepartures
+from potluck.engine.rounds.asynchrony.rules import Asynchrony
 from potluck.engine.rounds.clock import Clock, MachineClock
 from potluck.engine.rounds.cohort import RoundCohort
 from potluck.engine.rounds.dispatch import Dispatch
@@ -56,11 +58,14 @@ class Engine:
             `potluck.engine.answers.outliers`; None compares none.
         ledger: of private releases; kept in memory by default.
         clock: by which exchanges close; this machine's by default.
+        asynchrony: the rule by which rounds close without waiting for everybody, by such a clock; None has none.
+        at_once: how many clients are then under way at once.
 
     Attributes:
         rounds_done: the number of the last round; set it when resuming from a saved state.
         on_client_end: called when a client has trained or its model was evaluated; what it raises ends the round.
         outliers: what compares replies, and remembers; None if nothing does.
+        asynchronous: what runs rounds by an asynchronous rule; None if all wait for their clients.
     """
 
     def __init__(
@@ -79,6 +84,8 @@ class Engine:
         outlier_factor: float | None = None,
         ledger: Ledger | None = None,
         clock: Clock | None = None,
+        asynchrony: Asynchrony | None = None,
+        at_once: int = 1,
     ) -> None:
         self.method = method
         self.federation = federation
@@ -103,6 +110,12 @@ class Engine:
         self.outliers = Outliers(outlier_factor, examples) if outlier_factor else None
         self._known: dict[Hashable, Any] = {}
         self._warned: set[bool] = set()
+        self.asynchronous: AsynchronousRounds | None = None
+        if asynchrony is not None:
+            own_clock = cast(ClockOfDepartures, self.clock)
+            self.asynchronous = AsynchronousRounds(
+                method, asynchrony, at_once, own_clock, self.store, self._lent, self.server
+            )
 
     def start(self) -> Any:
         """Start the executor; return the method's state before the first round.
@@ -113,6 +126,8 @@ class Engine:
         check_inputs(self.federation)
         if self.outliers is not None:
             self.outliers.forget()
+        if self.asynchronous is not None:
+            self.asynchronous.begin()
         self.executor.start(self._host)
         return self.method.init(self.server(0))
 
@@ -146,6 +161,9 @@ class Engine:
     def round(self, number: int, state: Any, ids: Sequence[ClientId]) -> tuple[Any, RoundReport]:
         """Run round `number` (from 1) with these clients; return the next state and a report.
 
+        By an asynchronous rule they are all clients, those first that are preferred, and the report says whose replies
+        the round was made of.
+
         If failures are tolerated, and fewer clients than the quorum or too few for the method answer, the round is
         lost: the server's and the clients' states are as before, and the report says why.
 
@@ -155,17 +173,17 @@ class Engine:
             DivergenceError: a client's or the server's numbers are not finite, and the run stops on divergence.
             ContractError: the method broke its contract.
         """
-        report, self.rounds_done, self._here = RoundReport(sorted(ids)), number, Cost()
+        asynchronous = self.asynchronous
+        report = RoundReport([] if asynchronous else sorted(ids))
+        self.rounds_done, self._here = number, Cost()
         self._leave_out(number, report)
-        place = ExchangePlace(number, 0, report, self.server(number))
-        cohort = RoundCohort(report.replied, self.method, self.exchange, place)
+        server = self.server(number)
         before = self.store.mark() if self._may_lose_rounds else None
         try:
-            if not cohort.ids:
-                raise Lost(f"nobody is left to ask; {next(iter(report.failures.values()))}")
-            server = self.server(number)
-            following = self.method.round(state, cohort, server)
-            cohort.finish()
+            if asynchronous:
+                following = asynchronous.close(state, ids, server, report)
+            else:
+                following = self._asked(state, server, report)
             report.work.append(WorkDone(0, None, self._here.flops, self._here.memory))
             self.clock.serve(self._here.flops)
             self._check_state(number, following, state)
@@ -194,6 +212,16 @@ class Engine:
             self.outliers.end(number, state, before)
         report.server_notes.update(server.notes)
         return following, report
+
+    def _asked(self, state: Any, server: Server, report: RoundReport) -> Any:
+        """The state after a round in which all clients are waited for."""
+        place = ExchangePlace(server.round, 0, report, self.server(server.round))
+        cohort = RoundCohort(report.replied, self.method, self.exchange, place)
+        if not cohort.ids:
+            raise Lost(f"nobody is left to ask; {next(iter(report.failures.values()))}")
+        following = self.method.round(state, cohort, server)
+        cohort.finish()
+        return following
 
     def _leave_out(self, number: int, report: RoundReport) -> None:
         """Begin a round without the clients that have spoilt others."""
@@ -293,7 +321,11 @@ class Engine:
         self, handler: Callable[..., Any], messages: Mapping[ClientId, Message], place: ExchangePlace
     ) -> Arriving:
         """Send messages, run the handlers, commit the clients' states, and yield the replies one at a time."""
-        lent = Lent(
+        return Exchange(self._lent(self.store), handler, messages, place).arriving()
+
+    def _lent(self, store: ClientStore) -> Lent:
+        """What an exchange needs, with this store of clients' states."""
+        return Lent(
             seed=self.seed,
             quorum=self._quorum,
             private=bool(self.method.releases_privately),
@@ -301,7 +333,7 @@ class Engine:
             dispatch=self._dispatch,
             executor=self.executor,
             clock=self.clock,
-            store=self.store,
+            store=store,
             ledger=self.ledger,
             door=self._door,
             outliers=self.outliers,
@@ -309,7 +341,6 @@ class Engine:
             note=self._note,
             warned=self._warned,
         )
-        return Exchange(lent, handler, messages, place).arriving()
 
     def _carry_out(self, request: Request, key: Key) -> Any:
         """Carry out a request of the server's, and count it."""

@@ -56,6 +56,7 @@ class Checkpoints:
         undo: Undo | None = None,
         *,
         keep: bool = False,
+        under_way: dict[str, Any] | None = None,
     ) -> Checkpoint:
         """Write the state after round `number`; the best round's checkpoint is kept beside the last one.
 
@@ -68,18 +69,16 @@ class Checkpoints:
             config: the run's settings.
             undo: what the round can be undone with, all of whose files the last checkpoint named.
             keep: whether it also stays when the next one is written.
+            under_way: what clients are doing, of a run whose rounds are asynchronous.
 
         Raises:
             StorageError: it cannot be written; the last checkpoint is unchanged.
         """
-        parts: list[str] = []
-        for part in parts_of({spec.name: getattr(state, spec.name) for spec in fields(_dataclass(state))}):
-            content = pack(part)
-            parts.append(f"part-{digest(content)}.safetensors")
-            self._content.put(self._folder / parts[-1], content)
+        parts = self._put({spec.name: getattr(state, spec.name) for spec in fields(_dataclass(state))})
+        others = () if under_way is None else self._put(under_way)
         self._content.sync()
         best = self._read_or_rename(self._folder / BEST)
-        checkpoint = Checkpoint(number, tuple(parts), self._store.save(), best_validation, best_round, records, config)
+        checkpoint = Checkpoint(number, parts, self._store.save(), best_validation, best_round, records, config)
         if best_round == number:
             best = checkpoint
             write_atomically(self._folder / BEST, checkpoint.sealed())
@@ -87,7 +86,7 @@ class Checkpoints:
         if keep:
             kept |= checkpoint.files
             write_atomically(self._folder / name_of_kept(number), checkpoint.sealed())
-        checkpoint = replace(checkpoint, undo=undo)
+        checkpoint = replace(checkpoint, undo=undo, under_way=others)
         sync(self._folder)  # the files' names must be durable before the checkpoint that refers to them
         write_atomically(self._folder / LAST, checkpoint.sealed())
         sync(self._folder)  # only now: until here the last checkpoint may still be needed
@@ -95,6 +94,27 @@ class Checkpoints:
         self._store.discard_except(needed)
         self._content.forget_except(needed)
         return checkpoint
+
+    def _put(self, tree: dict[str, Any]) -> tuple[str, ...]:
+        """Write a tree in parts; return the files' names."""
+        names: list[str] = []
+        for part in parts_of(tree):
+            content = pack(part)
+            names.append(f"part-{digest(content)}.safetensors")
+            self._content.put(self._folder / names[-1], content)
+        return tuple(names)
+
+    def under_way(self, checkpoint: Checkpoint) -> dict[Any, Any]:
+        """What clients were doing, of a run whose rounds are asynchronous.
+
+        Raises:
+            CheckpointError: a file is missing or damaged, or there is none.
+        """
+        if not checkpoint.under_way:
+            raise CheckpointError(f"{self._folder / LAST} does not say who is under way; it cannot be resumed so")
+        paths = [self._folder / name for name in checkpoint.under_way]
+        self._content.found(paths)
+        return joined(unpack(read_checked(path)) for path in paths)
 
     def complaint(self) -> str | None:
         """What is wrong with the best round's checkpoint, without which the run can continue; None if nothing."""

@@ -59,11 +59,28 @@ class Foreseen:
 
 
 def foresee(experiment: Experiment, federation: Federation) -> Foreseen:
-    """Run two rounds with one client of each architecture and capacity, the one with the median number of examples.
+    """Run two rounds with one client of each architecture and capacity, see `stand_ins`.
 
     Raises:
         ClientFailure: a client failed.
         ContractError: the method broke its contract.
+    """
+    tried, like = stand_ins(federation)
+    run = experiment.run
+    engine = Engine(experiment.method, federation, seed=run.seed, executor=Sequential(), computing=run.computing)
+    try:
+        state, first = engine.round(1, engine.start(), tried)
+        _, later = engine.round(2, state, tried)
+    finally:
+        engine.close()
+    return Foreseen(first, later, like)
+
+
+def stand_ins(federation: Federation) -> tuple[list[ClientId], dict[ClientId, tuple[ClientId, float]]]:
+    """A client of each architecture and capacity, that with the median number of examples; two at least.
+
+    Returns:
+        Them, and by client the one that stands for it, and how many times its examples the client has.
     """
     groups: dict[tuple[str, float], list[ClientId]] = {}
     sizes = {client: len(site.train) for client, site in federation.sites.items()}
@@ -76,11 +93,4 @@ def foresee(experiment: Experiment, federation: Federation) -> Foreseen:
         tried.append(middle)
         like |= {client: (middle, sizes[client] / sizes[middle]) for client in clients}
     tried += [client for client in sorted(sizes) if client not in tried][: max(0, _LEAST - len(tried))]
-    run = experiment.run
-    engine = Engine(experiment.method, federation, seed=run.seed, executor=Sequential(), computing=run.computing)
-    try:
-        state, first = engine.round(1, engine.start(), tried)
-        _, later = engine.round(2, state, tried)
-    finally:
-        engine.close()
-    return Foreseen(first, later, like)
+    return tried, like

@@ -47,6 +47,7 @@ from potluck.experiment.results.records import (
     write_by_class,
 )
 from potluck.experiment.results.result import Result
+from potluck.experiment.running.asynchrony import check_asynchronous
 from potluck.experiment.settings.schema import RunConfig
 from potluck.experiment.settings.tables import Tree
 from potluck.experiment.watching.observers import (
@@ -62,7 +63,7 @@ from potluck.experiment.watching.trackers.names import check_installed
 from potluck.experiment.watching.trackers.tracker import trackers
 from potluck.records import CHECKPOINT, CLIENTS, LAST, RELEASES, ROUNDS, TIMINGS, TITLES, Checkpoint, RoundRecord, Undo
 from potluck.seals import check_continues, in_json, what_matters
-from potluck.twin.clock import TwinClock
+from potluck.twin.clock import AsynchronousTwinClock, TwinClock
 from potluck.twin.devices import Fleet
 
 _REMIND_EVERY = 600.0  # seconds, in the log
@@ -142,6 +143,8 @@ class Run:
             outlier_factor=config.outlier_factor,
             ledger=Ledger(folder / RELEASES if folder else None),
             clock=self._twin,
+            asynchrony=config.rounds_close.asynchronous,
+            at_once=config.cohort_size(len(federation.sites)),
         )
         weakref.finalize(self, _close, self._engine, os.getpid())  # so workers end even if nobody closed the run
         self._store = store
@@ -187,6 +190,8 @@ class Run:
         self.notes += self._config.computing.notes()
         self.notes += filter(None, [self._watch and self._watch.problem])
         try:
+            if self._engine.asynchronous and not self._last:
+                check_asynchronous(method, self._engine.federation, self._config)
             self._state = self._engine.start()
             if self._twin:
                 self._twin.go_on(twin_record(self._folder, self.rounds_done) if self._folder else None)
@@ -196,6 +201,9 @@ class Run:
                     self._remember(self._checkpoints, self._last)
                     self._state = self._checkpoints.restore(self._last, self._state)
                     self._engine.rounds_done = self._last.round
+                    if self._engine.asynchronous:
+                        kind, under_way = type(self._state), self._checkpoints.under_way(self._last)
+                        self._engine.asynchronous.go_on(under_way, kind)
             else:  # without a folder every call starts over
                 self._store.restore({})
         except BaseException:
@@ -271,8 +279,7 @@ class Run:
 
     def _round(self, number: int) -> tuple[Evaluation | None, RoundRecord]:
         started, last, self._waited = time.perf_counter(), self._last, 0.0
-        cohort = self._config.cohort(sorted(self._engine.federation.sites), number)
-        self._state, report = self._attended(number, cohort, lambda: self._once(number, cohort))
+        self._state, report = self._closed(number)
         waited = self._waited
         computed = time.perf_counter()
         due = number % self._config.evaluate_every == 0 or number == self._config.rounds
@@ -298,6 +305,15 @@ class Run:
         loss = "no training loss" if record.loss_local is None else f"loss {record.loss_local}"
         log.info("round %d: %s, %s %s on %s", number, loss, metric.label, reached, TITLES["personal"])
         return evaluation, record
+
+    def _closed(self, number: int) -> tuple[Any, RoundReport]:
+        """The round, once enough of its clients are there."""
+        ids = sorted(self._engine.federation.sites)
+        if self._engine.asynchronous:
+            self._audience.on_round_start(RoundStart(number, ()))
+            return self._engine.round(number, self._state, self._config.order(ids, number))
+        cohort = self._config.cohort(ids, number)
+        return self._attended(number, cohort, lambda: self._once(number, cohort))
 
     def _once(self, number: int, cohort: list[ClientId]) -> tuple[Any, RoundReport]:
         self._audience.on_round_start(RoundStart(number, tuple(cohort)))
@@ -428,6 +444,7 @@ class Run:
             self._settings,
             undo,
             keep=every is not None and record.round % every == 0,
+            under_way=self._engine.asynchronous.state() if self._engine.asynchronous else None,
         )
 
 
@@ -444,7 +461,8 @@ def twin_clock(config: RunConfig, clients: Sequence[ClientId]) -> TwinClock:
         ConfigError: a client has no device, or a trace cannot be read.
     """
     assert config.twin is not None
-    return TwinClock(config.course(Fleet(config.twin.devices, clients)))
+    kind = AsynchronousTwinClock if config.rounds_close.asynchronous else TwinClock
+    return kind(config.course(Fleet(config.twin.devices, clients)))
 
 
 def _close(engine: Engine, process: int) -> None:

@@ -54,6 +54,10 @@ def resolve(tree: Tree, source: str = "configuration") -> Experiment:
     federation = typed(FederationConfig, federation_tree, "federation", source)
     cohort, quorum = run.cohort_size(federation.clients), run.rounds_close.quorum
     require(quorum <= cohort, f"{source}: run.rounds_close.quorum", f"at most the {cohort} of a cohort", quorum)
+    if (rule := run.rounds_close.asynchronous) is not None:
+        wanted, name = rule.buffer or rule.tiers or 1, "buffer" if rule.buffer else "tiers"
+        most = f"at most the {federation.clients} clients"
+        require(wanted <= federation.clients, f"{source}: run.rounds_close.asynchronous.{name}", most, wanted)
     check_budgets(run.budgets or (), federation.clients, f"{source}: run.budgets")
     task = _task(federation, source)
     if task is not None and not task.has_labels and "partition" not in federation_tree:

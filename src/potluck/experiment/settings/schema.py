@@ -22,6 +22,7 @@ from potluck.data.partition import Partition
 from potluck.data.tables.columns import Columns
 from potluck.engine.executors.choice import ExecutorName
 from potluck.engine.numerics.numerics import PLAIN, Numerics
+from potluck.engine.rounds.asynchrony.rules import Asynchrony
 from potluck.engine.rounds.engine import OnDivergence
 from potluck.experiment.settings.budget import Budget
 from potluck.experiment.settings.tables import Tree, without_none
@@ -147,12 +148,21 @@ class RoundsClose(Checked):
             be resumed; None waits for as long as it takes.
         over_select: share of the cohort that is drawn in addition: an exchange closes as soon as as many clients have
             answered as there would be without them. It needs other machines, or a twin, and failures to be tolerated.
+        asynchronous: close without waiting for all that were asked: `{ rule = "fedbuff" }`. It needs a twin, and a
+            method whose round asks clients once, with messages made of its state alone. A reply is waited for however
+            long it takes: `deadline_s` means nothing. None waits.
     """
 
     quorum: _Count = 1
     deadline_s: Annotated[float, above(0)] = 600.0
     patience_s: Annotated[float, above(0)] | None = None
     over_select: Annotated[float, at_least(0)] = 0.0
+    asynchronous: Asynchrony | None = None
+
+    def __post_init__(self) -> None:
+        alone = self.asynchronous is None
+        require(alone or self.quorum == 1, "quorum", "1 where rounds are asynchronous", self.quorum)
+        require(alone or not self.over_select, "over_select", "0 where rounds are asynchronous", self.over_select)
 
 
 _ROUNDS_CLOSE = RoundsClose()
@@ -226,6 +236,16 @@ class RunConfig(Checked):
         require(sensible, "outlier_factor", "more than 1, or 0 to compare nothing", self.outlier_factor)
         over = self.rounds_close.over_select
         require(not over or self.tolerate_failures, "rounds_close.over_select", "0 without run.tolerate_failures", over)
+        if (rule := self.rounds_close.asynchronous) is not None:
+            self._check_asynchronous(rule)
+
+    def _check_asynchronous(self, rule: Asynchrony) -> None:
+        without = "none without run.twin, by whose clock one client is slower than another"
+        require(self.twin is not None, "rounds_close.asynchronous", without, rule.rule)
+        factor = self.outlier_factor
+        require(not factor, "outlier_factor", "0 where rounds are asynchronous, and no two replies alike", factor)
+        everybody = not rule.tiers or self.cohort_fraction == 1
+        require(everybody, "cohort_fraction", "1 with the rule 'fedat', in whose tiers all take part", self.cohort_fraction)
 
     def cohort_size(self, clients: int) -> int:
         """How many of the clients are drawn each round."""
@@ -238,8 +258,12 @@ class RunConfig(Checked):
 
     def cohort(self, ids: Sequence[ClientId], number: int) -> list[ClientId]:
         """A round's clients of these: uniform without replacement, the same for every method under one seed."""
+        return sorted(self.order(ids, number)[: self.cohort_size(len(ids))])
+
+    def order(self, ids: Sequence[ClientId], number: int) -> list[ClientId]:
+        """All of these clients in an order of the round's, by which they are drawn."""
         order = torch.randperm(len(ids), generator=fold_in(self.seed, "cohort", number).generator())
-        return sorted(ids[index] for index in order[: self.cohort_size(len(ids))].tolist())
+        return [ids[index] for index in order.tolist()]
 
     def course(self, fleet: Fleet) -> Timeline:
         """A run's course by its twin's clock, from the start."""

@@ -64,7 +64,7 @@ class RoundStart:
 
     Attributes:
         round: its number, from 1.
-        cohort: the clients drawn, ascending.
+        cohort: the clients drawn, ascending; none of an asynchronous round, which draws them one by one.
     """
 
     round: int

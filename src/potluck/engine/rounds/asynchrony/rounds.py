@@ -1,0 +1,202 @@
+"""Asynchronous rounds: clients are asked one by one, and a round is made of the replies that have come."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
+from typing import Any, Protocol
+
+from potluck.core.federation import ClientId
+from potluck.core.message import Message
+from potluck.core.method import Method
+from potluck.core.roles import Failure, Server
+from potluck.engine.disk.store import ClientStore
+from potluck.engine.rounds.asynchrony.asking import Handler, Moved, Staged, first_ask, rest_of_round
+from potluck.engine.rounds.asynchrony.flights import Flight
+from potluck.engine.rounds.asynchrony.rules import Asynchrony, blend, revised
+from potluck.engine.rounds.asynchrony.schedule import Course, Schedule
+from potluck.engine.rounds.clock import Clock
+from potluck.engine.rounds.exchange import Exchange, Lent
+from potluck.engine.rounds.lost import Lost
+from potluck.engine.rounds.report import ExchangePlace, RoundReport
+
+Order = Sequence[ClientId]
+
+
+class ClockOfDepartures(Clock, Protocol):
+    """A clock by which clients are under way on their own; its exchanges close at once.
+
+    Attributes:
+        course: the time.
+    """
+
+    course: Course
+
+    def due(self, client: ClientId) -> float:
+        """When a client that is under way is done, or leaves."""
+        ...
+
+    def land(self, client: ClientId) -> None:
+        """Note that a client is under way no more."""
+        ...
+
+
+class AsynchronousRounds:
+    """Runs a method's rounds by an asynchronous rule.
+
+    Args:
+        method: whose round asks its clients once, with messages made of its state alone.
+        rule: when a round closes, and what becomes of stale replies.
+        at_once: how many clients are under way at once.
+        clock: by which they are.
+        store: of clients' states, which change when the round of their reply closes.
+        lend: what exchanges need, with another store.
+        server: the server's half of a round.
+    """
+
+    def __init__(
+        self,
+        method: Method[Any],
+        rule: Asynchrony,
+        at_once: int,
+        clock: ClockOfDepartures,
+        store: ClientStore,
+        lend: Callable[[ClientStore], Lent],
+        server: Callable[[int], Server],
+    ) -> None:
+        self._method, self._rule, self._clock = method, rule, clock
+        self._store, self._lend, self._server = store, lend, server
+        self._schedule = Schedule(rule, at_once)
+        self._at_once = at_once
+        self._flights: dict[ClientId, Flight] = {}
+        self._tiers: dict[int, tuple[int, Any]] = {}  # of each, how often it was updated, and the state then
+
+    def begin(self) -> None:
+        """Begin anew: nobody is under way."""
+        self._schedule, self._flights, self._tiers = Schedule(self._rule, self._at_once), {}, {}
+
+    def close(self, state: Any, order: Order, server: Server, report: RoundReport) -> Any:
+        """Ask clients until a round closes; return the state after it.
+
+        Args:
+            state: the method's, before the round.
+            order: all clients, those first that are preferred.
+            server: the server's half of the round.
+            report: gets what the round's clients have taken, and those that have failed since the last one.
+
+        Raises:
+            Lost: nobody is left to ask.
+        """
+        schedule, course, number = self._schedule, self._clock.course, server.round
+        schedule.begin()
+        while not (ready := schedule.ready()):
+            if asked := schedule.to_ask(order, course):
+                self._depart(number, state, asked, report)
+                schedule.depart({client: self._clock.due(client) for client in asked}, order)
+            elif (client := schedule.pass_time(order, course)) is not None:
+                self._land(client, report)
+        schedule.merge(ready)
+        flights = {client: self._flights.pop(client) for client in ready}
+        for flight in flights.values():
+            flight.tell(report)
+        report.cohort.sort()
+        following = self._merged(state, flights, server)
+        for client, flight in flights.items():
+            if flight.record is not None:
+                self._store.write(client, flight.record)
+        return following
+
+    def state(self) -> dict[str, Any]:
+        """Who is under way between two rounds, as a tree, from which `go_on` can go on."""
+        tiers = {tier: {"updates": times, "state": _fields(state)} for tier, (times, state) in self._tiers.items()}
+        flights = {client: flight.packed() for client, flight in sorted(self._flights.items())}
+        return {"flights": flights, "tiers": tiers, "schedule": self._schedule.state()}
+
+    def go_on(self, state: Mapping[str, Any], kind: type[Any]) -> None:
+        """Go on from a state; `kind` is the type of the method's states."""
+        self.begin()
+        self._flights = {client: Flight.unpacked(client, tree) for client, tree in state["flights"].items()}
+        self._tiers = {tier: (one["updates"], kind(**one["state"])) for tier, one in state["tiers"].items()}
+        self._schedule.go_on(state["schedule"])
+
+    def _depart(self, number: int, state: Any, clients: Sequence[ClientId], report: RoundReport) -> None:
+        """Ask clients, who answer at once as far as this process is concerned."""
+        server = self._server(number)
+        handler, messages = first_ask(self._method, state, clients, server)
+        own, staged = RoundReport(list(clients)), Staged(self._store)
+        replies = self._replies(handler, messages, ExchangePlace(number, 1, own, server), staged)
+        report.traffic.down.update(own.traffic.down)
+        report.seconds_local += own.seconds_local
+        work = {one.client: one for one in own.work}
+        for client in clients:
+            sent = {name: messages[client][name] for name in self._method.revises if name in messages[client]}
+            self._flights[client] = Flight(
+                client,
+                number - 1,
+                Message(**sent),
+                own.failures.get(client) or replies[client],
+                staged.records.get(client),
+                work[client],
+                tuple(own.losses.get(client, ())),
+                own.client_notes.get(client),
+            )
+
+    def _replies(
+        self, handler: Handler, messages: Mapping[ClientId, Message], place: ExchangePlace, staged: Staged
+    ) -> dict[ClientId, Message]:
+        replies: dict[ClientId, Message] = {}
+        try:
+            for client, reply in Exchange(self._lend(staged), handler, messages, place).arriving():
+                replies[client] = reply
+        except Lost:
+            pass  # nobody has answered; other clients may still close the round
+        return replies
+
+    def _land(self, client: ClientId, report: RoundReport) -> None:
+        """A client is done."""
+        self._clock.land(client)
+        failed = isinstance(self._flights[client].reply, Failure)
+        if failed:
+            self._flights.pop(client).tell(report)
+        self._schedule.land(client, counted=not failed)
+
+    def _merged(self, state: Any, flights: Mapping[ClientId, Flight], server: Server) -> Any:
+        if self._rule.tiers:
+            moved = self._moved_in_tiers(state, flights, server.round)
+        else:
+
+            def moved(client: ClientId, now: Message) -> Message:
+                flight = flights[client]
+                return self._rule.moved(_reply(flight), flight.sent, now, server.round - 1 - flight.version)
+
+        return rest_of_round(self._method, state, list(flights), server, moved)
+
+    def _moved_in_tiers(self, state: Any, flights: Mapping[ClientId, Flight], number: int) -> Moved:
+        """FedAT, Algorithm 1: the mean of a tier's replies is weighed with the weights of all other tiers."""
+        clients, tiers = list(flights), self._rule.tiers or 1
+        own = self._schedule.tier(clients[0])
+        replies = {client: _reply(flight) for client, flight in flights.items()}
+        before = self._tiers or {tier: (0, state) for tier in range(tiers)}
+        after = rest_of_round(self._method, state, clients, self._server(number), lambda client, now: replies[client])
+        self._tiers = {**before, own: (before[own][0] + 1, after)}
+        total = sum(times for times, _ in self._tiers.values())
+        share = {tier: self._tiers[tiers - 1 - tier][0] / total for tier in self._tiers}
+        others = {
+            tier: first_ask(self._method, of_tier, clients, self._server(number))[1]
+            for tier, (_, of_tier) in self._tiers.items()
+            if tier != own and share[tier]
+        }
+
+        def moved(client: ClientId, now: Message) -> Message:
+            reply = replies[client]
+            parts = {name: [(share[tier], others[tier][client][name]) for tier in others] for name in flights[client].sent}
+            return revised(reply, {n: blend([*found, (share[own], reply[n])]) for n, found in parts.items()})
+
+        return moved
+
+
+def _reply(flight: Flight) -> Message:
+    assert isinstance(flight.reply, Message)
+    return flight.reply
+
+
+def _fields(state: Any) -> dict[str, Any]:
+    return {spec.name: getattr(state, spec.name) for spec in fields(state)}

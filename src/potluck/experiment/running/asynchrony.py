@@ -1,0 +1,103 @@
+"""Whether a method's rounds can be asynchronous, found by one round of a few clients."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from potluck.core.federation import ClientId, Federation
+from potluck.core.ground.errors import ConfigError
+from potluck.core.message import Message
+from potluck.core.method import Method
+from potluck.engine.executors.sequential import Sequential
+from potluck.engine.rounds.asynchrony.asking import NotOneAsk, first_ask, rest_of_round
+from potluck.engine.rounds.asynchrony.rules import Asynchrony
+from potluck.engine.rounds.engine import Engine
+from potluck.engine.rounds.report import ExchangePlace, RoundReport
+from potluck.experiment.running.foresee import stand_ins
+from potluck.experiment.settings.schema import RunConfig
+
+_AT = "run.rounds_close.asynchronous"
+
+
+def check_asynchronous(method: Method[Any], federation: Federation, config: RunConfig) -> None:
+    """Check that a method's rounds can be asynchronous by the rule of a run; trains a few clients once.
+
+    Raises:
+        ConfigError: its round asks clients more than once, its messages are not made of its state alone, or its replies
+            have entries that the rule cannot move.
+        ClientFailure: a client failed.
+    """
+    rule = config.rounds_close.asynchronous
+    assert rule is not None
+    engine = Engine(method, federation, seed=config.seed, executor=Sequential(), computing=config.computing)
+    try:
+        _check(engine, rule)
+    except NotOneAsk as error:
+        raise ConfigError(
+            f"{_AT}: {type(method).__name__} cannot have it: {error}; expected a method whose round asks clients once,"
+            " with messages made of its state alone"
+        ) from error
+    finally:
+        engine.close()
+
+
+def _check(engine: Engine, rule: Asynchrony) -> None:
+    """Play one round in two halves, and compare what the next ones would ask of whom.
+
+    Raises:
+        NotOneAsk: they cannot be cut there, or depend on more than the state.
+        ConfigError: replies have entries that the rule cannot move.
+    """
+    method, state = engine.method, engine.start()
+    clients, _ = stand_ins(engine.federation)
+    handler, messages = first_ask(method, state, clients, engine.server(1))
+    place = ExchangePlace(1, 1, RoundReport(clients), engine.server(1))
+    replies = dict(engine.exchange(handler, messages, place))
+    after = rest_of_round(method, state, clients, engine.server(1), lambda client, now: replies[client])
+    _, asked = first_ask(method, after, clients, engine.server(2))
+    _, later = first_ask(method, after, clients, engine.server(3))
+    alone = {client: first_ask(method, after, [client], engine.server(2))[1][client] for client in clients}
+    _compare(asked, later, "differ from round to round")
+    _compare(asked, alone, "depend on who else takes part")
+    if rule.moves:
+        _check_movable(type(method).__name__, rule, messages, replies, method.revises)
+
+
+def _compare(asked: Mapping[ClientId, Message], others: Mapping[ClientId, Message], how: str) -> None:
+    for client, message in asked.items():
+        other = others[client]
+        if message.encode() != other.encode():
+            names = sorted(message.keys() | other.keys())
+            entries = [name for name in names if _encoded(message, name) != _encoded(other, name)]
+            raise NotOneAsk(f"its messages {how} ({', '.join(entries)})")
+
+
+def _encoded(message: Message, name: str) -> bytes:
+    return Message(**{name: message.get(name)}).encode()
+
+
+def _check_movable(
+    name: str, rule: Asynchrony, sent: Mapping[ClientId, Message], replies: Mapping[ClientId, Message], revised: Any
+) -> None:
+    """Check that all tensors of replies revise what was sent."""
+    for client, reply in replies.items():
+        tensors = {entry: found for entry in reply if (found := list(_tensors(reply[entry])))}
+        own = [n for n in tensors if not (n in revised and tensors[n] == list(_tensors(sent[client].get(n))))]
+        if own or not tensors:
+            what = f"{', '.join(own)} in them is no new version" if own else "nothing in them is a new version"
+            raise ConfigError(
+                f"{_AT}: {name}'s stale replies cannot be moved, since {what} of what was sent;"
+                " rule = 'fedbuff' with staleness = 0 takes them as they are"
+            )
+
+
+def _tensors(value: Any, where: str = "") -> Iterator[tuple[str, torch.Size]]:
+    """The places and shapes of the tensors in an entry."""
+    if isinstance(value, Tensor):
+        yield where, value.shape
+    elif isinstance(value, Mapping | list | tuple):
+        children = value.items() if isinstance(value, Mapping) else enumerate(value)
+        for name, child in sorted(children):
+            yield from _tensors(child, f"{where}/{name}")
