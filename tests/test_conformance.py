@@ -23,6 +23,7 @@ QUICK = ("names_its_variants", "hyper_parameters_round_trip")
 LONG = (
     "learns_a_toy_task",
     "resumes_to_the_same_bytes",
+    "merges_together_what_was_asked_apart",
     "gives_the_same_bytes_on_workers",
     "agrees_when_stacked",
     "cuts_any_network_alike",

@@ -43,6 +43,7 @@ SECTIONS = {
             "tables-and-text",
             "budgets",
             "twin",
+            "asynchronous",
             "without-pytorch",
             "own-parts",
             "add-a-method",

@@ -1,6 +1,8 @@
 """Runs whose rounds are asynchronous, by the clock of a twin."""
 
-from itertools import islice
+import re
+from itertools import islice, pairwise
+from pathlib import Path
 
 import pytest
 
@@ -14,6 +16,8 @@ from potluck.experiment.running.asynchrony import check_asynchronous
 from potluck.experiment.running.execute import execute, prepare
 from potluck.experiment.running.foresee import foresee
 from potluck.experiment.settings.resolve import resolve
+from potluck.methods import get_method, list_methods
+from potluck.testing.checks.asynchrony import can_be_asynchronous
 from potluck.twin.devices import Fleet
 from potluck.twin.simulate import simulate_asynchronously, summed
 
@@ -85,7 +89,7 @@ def test_nobody_waits_for_the_slowest_and_its_reply_counts_when_it_comes(tmp_pat
     assert len(by_client[0]) < len(by_client[1]) < len(by_client[2])
     assert summed(rounds).idle_share == 0.0
     for turns in by_client.values():
-        assert all(before.finish <= after.start for before, after in zip(turns, turns[1:], strict=False))
+        assert all(before.finish <= after.start for before, after in pairwise(turns))
     replied = [record.replied for record in read_run(tmp_path / "a").rounds]
     assert sum(0 in clients for clients in replied) == len(by_client[0])
     assert all(len(clients) == 2 for clients in replied)
@@ -134,7 +138,7 @@ def test_what_is_foreseen_is_what_a_run_takes(tmp_path, rule):
     [
         ("fedin", r"FedIN cannot have it: its messages differ from round to round \(features\)"),
         ("fedmd", "FedMD cannot have it: its round asks clients more than once"),
-        ("scaffold", "Scaffold's stale replies cannot be moved, since dy, dc in them is no new version"),
+        ("scaffold", "Scaffold's stale replies cannot be moved, since dc, dy in them is no new version"),
     ],
 )
 def test_a_method_that_cannot_have_it_is_refused_in_one_line_before_anything_trains(method, why):
@@ -168,3 +172,19 @@ def test_what_does_not_go_with_it_is_refused(run, expected):
 def test_a_stale_reply_is_moved_by_default():
     assert Asynchrony().moves
     assert not Asynchrony(staleness=0).moves
+
+
+@pytest.mark.slow
+def test_the_guide_lists_the_methods_that_can_have_it():
+    page = (Path(__file__).parents[2] / "docs" / "guides" / "asynchronous.md").read_text()
+    listed = {
+        head: re.findall(r"`(\w+)`", re.search(rf"^{re.escape(head)}: (.*?)\n\n", page, re.DOTALL | re.MULTILINE)[1])
+        for head in ("By every rule", "By `fedbuff` with `staleness = 0`")
+    }
+    found = {head: [] for head in listed}
+    for name in list_methods():
+        for head, rule in zip(found, (Asynchrony(buffer=4), Asynchrony(buffer=4, staleness=0)), strict=True):
+            if can_be_asynchronous(get_method(name), rule):
+                found[head].append(name)
+                break
+    assert listed == found

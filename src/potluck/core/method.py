@@ -88,10 +88,10 @@ class Method(Checked, Generic[S]):
     """Why one lying client of five moves what the others are sent whatever rule `combine` has; empty if a robust rule
     keeps it from that."""
 
-    revises: ClassVar[tuple[str, ...]] = ()
-    """Entries of a reply that are the client's new version of what it was sent under the same name, such as weights: a
-    stale reply is then moved by as much as the server has moved since, see
-    `potluck.engine.rounds.asynchrony.rules.Asynchrony`."""
+    revises: ClassVar[tuple[str, ...] | None] = None
+    """Of replies that may be merged in a later round than that in which they were asked for: entries that are the
+    client's new version of what it was sent under the same name, such as weights, and are then moved by as much as the
+    server has moved since; () if there are none. None if the server reads a reply beside what it has sent."""
 
     variants: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     """Named options of the method: hyper-parameters by dotted key. The conformance suite also checks each of them."""

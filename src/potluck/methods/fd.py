@@ -72,6 +72,7 @@ class FD(fl.Method[State]):
 
     family = "classes"
     aligns_classes = True
+    revises = ()
 
     variants = {
         "logits": {"exchanged": "logits"},

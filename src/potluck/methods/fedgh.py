@@ -64,6 +64,7 @@ class FedGH(fl.Method[State]):
     family = "classes"
     unguarded = "the server's head learns from every client's means of classes"
     aligns_classes = True
+    revises = ()
 
     variants = {"own heads": {"clients_adopt": False}}
 

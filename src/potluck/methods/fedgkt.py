@@ -69,6 +69,7 @@ class FedGKT(fl.Method[State]):
     family = "classes"
     aligns_classes = True
     unguarded = "the server's network learns from every client's features"
+    revises = ()
 
     training: fl.LocalTraining = fl.LocalTraining()
     server_training: fl.ServerTraining = fl.LocalTraining()

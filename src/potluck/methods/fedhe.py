@@ -83,8 +83,9 @@ class FedHe(fl.Method[State]):
     """
 
     family = "classes"
-
     aligns_classes = True
+    revises = ()
+
     variants = {
         "by samples": {"weighting": "samples"},
         "short memory": {"memory": 1},

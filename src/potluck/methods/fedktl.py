@@ -111,6 +111,7 @@ class FedKTL(fl.Method[State]):
 
     family = "public"
     unguarded = "the server's transformer learns from every client's prototypes, whose lengths it makes 1"
+    revises = ()
 
     variants = {
         "learnt centres": {"centres": "learnt"},

@@ -85,6 +85,7 @@ class FedL2G(fl.Method[State]):
 
     family = "classes"
     aligns_classes = True
+    revises = ()
 
     variants = {
         "features": {"guided": "features", "server_rate": 100.0},

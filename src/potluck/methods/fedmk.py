@@ -92,6 +92,7 @@ class FedMK(fl.Method[State]):
 
     family = "classes"
     unguarded = "the server's models learn from every client's condensed examples"
+    revises = ()
 
     variants = {
         "noise": {"initial": "noise"},

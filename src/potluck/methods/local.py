@@ -34,6 +34,7 @@ class Local(fl.Stateless):
     family = "alone"
     unguarded = "exchanges nothing"
     aligns_classes = True
+    revises = ()
 
     variants = {
         "lasting optimisers": {"training.persist": True},

@@ -57,6 +57,8 @@ class NestedWidths(WidthSlices[N]):
     The method declares the field `combine`, which says how the clients' values of a number become one.
     """
 
+    revises = ("weights",)
+
     combine: Aggregate
 
     def within(self, rate: float) -> list[float]:

@@ -243,6 +243,7 @@ class PredictsByPrototypes(Method[P]):
     """
 
     family = "classes"
+    revises = ()
 
     prediction: Literal["nearest", "head"]
 

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
+from potluck.testing.checks.asynchrony import merges_together_what_was_asked_apart
 from potluck.testing.checks.classes import asks_nothing_of_classes_that_a_client_lacks, means_the_same_class_everywhere
 from potluck.testing.checks.clients import (
     learns_a_toy_task,
@@ -124,6 +125,7 @@ _CONTRACT: tuple[Callable[[Subject], None], ...] = (
     shares_its_exits,
     predicts_with_exits_as_it_says,
     resumes_to_the_same_bytes,
+    merges_together_what_was_asked_apart,
     learns_a_toy_task,
 )
 
@@ -147,5 +149,6 @@ _OF_VARIANTS: tuple[Callable[[Subject, Overrides], None], ...] = (
     shares_its_exits,
     predicts_with_exits_as_it_says,
     resumes_to_the_same_bytes,
+    merges_together_what_was_asked_apart,
 )
 """The checks of a variant: all but `learns_a_toy_task`, which takes long."""

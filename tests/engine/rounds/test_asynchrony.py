@@ -31,7 +31,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Walks(Method):
-    """Its clients walk from where they are sent, each in its own way; the server goes to the middle of where they are."""
+    """Its clients walk from where they are sent, each in its own way; the server goes to the middle of them."""
 
     revises = ("x",)
 
@@ -175,7 +175,7 @@ def test_another_engine_goes_on_from_what_was_under_way():
 
 def test_who_has_failed_is_not_asked_again_in_the_same_round():
     made = engine(Asynchrony("fedbuff", buffer=2), Fails(), tolerate_failures=True)
-    state, report = made.round(1, made.start(), IDS)
+    _state, report = made.round(1, made.start(), IDS)
     assert report.cohort == [0, 1, 2]
     assert list(report.failures) == [1]
     assert made.clock.now() == 3.0

@@ -1,6 +1,6 @@
 """Whether a method's rounds can be asynchronous, found by one round of a few clients."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -29,14 +29,14 @@ def check_asynchronous(method: Method[Any], federation: Federation, config: RunC
             have entries that the rule cannot move.
         ClientFailure: a client failed.
     """
-    rule = config.rounds_close.asynchronous
+    rule, name = config.rounds_close.asynchronous, type(method).__name__
     assert rule is not None
     engine = Engine(method, federation, seed=config.seed, executor=Sequential(), computing=config.computing)
     try:
         _check(engine, rule)
     except NotOneAsk as error:
         raise ConfigError(
-            f"{_AT}: {type(method).__name__} cannot have it: {error}; expected a method whose round asks clients once,"
+            f"{_AT}: {name} cannot have it: {error}; expected a method whose round asks clients once,"
             " with messages made of its state alone"
         ) from error
     finally:
@@ -61,8 +61,15 @@ def _check(engine: Engine, rule: Asynchrony) -> None:
     alone = {client: first_ask(method, after, [client], engine.server(2))[1][client] for client in clients}
     _compare(asked, later, "differ from round to round")
     _compare(asked, alone, "depend on who else takes part")
-    if rule.moves:
-        _check_movable(type(method).__name__, rule, messages, replies, method.revises)
+    left_out, *others = clients
+    without = rest_of_round(method, after, others, engine.server(2), lambda client, now: replies[client])
+    _, sent = first_ask(method, without, [left_out], engine.server(3))
+    if list(_tensors(asked[left_out])) != list(_tensors(sent[left_out])):
+        raise NotOneAsk("what it sends to a client depends on whether that took part in the round before")
+    if method.revises is None:
+        raise NotOneAsk("its server reads a reply beside what it has sent in that round")
+    for client, reply in replies.items():
+        _check_movable(type(method).__name__, rule, messages[client], reply, method.revises)
 
 
 def _compare(asked: Mapping[ClientId, Message], others: Mapping[ClientId, Message], how: str) -> None:
@@ -78,19 +85,19 @@ def _encoded(message: Message, name: str) -> bytes:
     return Message(**{name: message.get(name)}).encode()
 
 
-def _check_movable(
-    name: str, rule: Asynchrony, sent: Mapping[ClientId, Message], replies: Mapping[ClientId, Message], revised: Any
-) -> None:
-    """Check that all tensors of replies revise what was sent."""
-    for client, reply in replies.items():
-        tensors = {entry: found for entry in reply if (found := list(_tensors(reply[entry])))}
-        own = [n for n in tensors if not (n in revised and tensors[n] == list(_tensors(sent[client].get(n))))]
-        if own or not tensors:
-            what = f"{', '.join(own)} in them is no new version" if own else "nothing in them is a new version"
-            raise ConfigError(
-                f"{_AT}: {name}'s stale replies cannot be moved, since {what} of what was sent;"
-                " rule = 'fedbuff' with staleness = 0 takes them as they are"
-            )
+def _check_movable(name: str, rule: Asynchrony, sent: Message, reply: Message, revised: Collection[str]) -> None:
+    """Check that what a reply revises is like what was sent, and is all that it holds if stale replies count less."""
+    tensors = {entry: found for entry in reply if (found := list(_tensors(reply[entry])))}
+    both = [entry for entry in revised if entry in reply and entry in sent]
+    if unlike := [entry for entry in both if not {*tensors.get(entry, ())} <= {*_tensors(sent[entry])}]:
+        raise NotOneAsk(f"{', '.join(unlike)} of a reply is not like what was sent")
+    own = sorted(tensors.keys() - set(both))
+    if rule.moves and (own or not tensors):
+        what = f"{', '.join(own)} in them is no new version" if own else "nothing in them is a new version"
+        raise ConfigError(
+            f"{_AT}: {name}'s stale replies cannot be moved, since {what} of what was sent;"
+            " rule = 'fedbuff' with staleness = 0 takes them as they are"
+        )
 
 
 def _tensors(value: Any, where: str = "") -> Iterator[tuple[str, torch.Size]]:

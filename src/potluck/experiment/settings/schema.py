@@ -245,7 +245,9 @@ class RunConfig(Checked):
         factor = self.outlier_factor
         require(not factor, "outlier_factor", "0 where rounds are asynchronous, and no two replies alike", factor)
         everybody = not rule.tiers or self.cohort_fraction == 1
-        require(everybody, "cohort_fraction", "1 with the rule 'fedat', in whose tiers all take part", self.cohort_fraction)
+        require(
+            everybody, "cohort_fraction", "1 with the rule 'fedat', in whose tiers all take part", self.cohort_fraction
+        )
 
     def cohort_size(self, clients: int) -> int:
         """How many of the clients are drawn each round."""

@@ -50,12 +50,12 @@ class Flight:
 
     def packed(self) -> dict[str, Any]:
         """The flight as a tree of tensors and plain values."""
-        failed = isinstance(self.reply, Failure)
+        failure = list(astuple(self.reply)) if isinstance(self.reply, Failure) else None
         return {
             "version": self.version,
             "sent": dict(self.sent),
-            "reply": None if failed else dict(self.reply),
-            "failure": list(astuple(self.reply)) if failed else None,
+            "reply": None if isinstance(self.reply, Failure) else dict(self.reply),
+            "failure": failure,
             "record": None if self.record is None else torch.frombuffer(bytearray(self.record), dtype=torch.uint8),
             "work": list(astuple(self.work)),
             "losses": list(self.losses),

@@ -1,6 +1,7 @@
 """Asynchronous rounds: clients are asked one by one, and a round is made of the replies that have come."""
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import fields
 from typing import Any, Protocol
 
@@ -127,27 +128,29 @@ class AsynchronousRounds:
         report.seconds_local += own.seconds_local
         work = {one.client: one for one in own.work}
         for client in clients:
-            sent = {name: messages[client][name] for name in self._method.revises if name in messages[client]}
+            reply = own.failures.get(client) or replies[client]
             self._flights[client] = Flight(
                 client,
                 number - 1,
-                Message(**sent),
-                own.failures.get(client) or replies[client],
+                self._revised(messages[client], reply),
+                reply,
                 staged.records.get(client),
                 work[client],
                 tuple(own.losses.get(client, ())),
                 own.client_notes.get(client),
             )
 
+    def _revised(self, message: Message, reply: Message | Failure) -> Message:
+        """What was sent of the entries that a reply revises."""
+        names = self._method.revises or () if isinstance(reply, Message) else ()
+        return Message(**{name: message[name] for name in names if name in message and name in reply})
+
     def _replies(
         self, handler: Handler, messages: Mapping[ClientId, Message], place: ExchangePlace, staged: Staged
     ) -> dict[ClientId, Message]:
         replies: dict[ClientId, Message] = {}
-        try:
-            for client, reply in Exchange(self._lend(staged), handler, messages, place).arriving():
-                replies[client] = reply
-        except Lost:
-            pass  # nobody has answered; other clients may still close the round
+        with suppress(Lost):  # if nobody has answered, other clients may still close the round
+            replies.update(Exchange(self._lend(staged), handler, messages, place).arriving())
         return replies
 
     def _land(self, client: ClientId, report: RoundReport) -> None:
@@ -159,14 +162,11 @@ class AsynchronousRounds:
         self._schedule.land(client, counted=not failed)
 
     def _merged(self, state: Any, flights: Mapping[ClientId, Flight], server: Server) -> Any:
-        if self._rule.tiers:
-            moved = self._moved_in_tiers(state, flights, server.round)
-        else:
+        def alone(client: ClientId, now: Message) -> Message:
+            flight = flights[client]
+            return self._rule.moved(_reply(flight), flight.sent, now, server.round - 1 - flight.version)
 
-            def moved(client: ClientId, now: Message) -> Message:
-                flight = flights[client]
-                return self._rule.moved(_reply(flight), flight.sent, now, server.round - 1 - flight.version)
-
+        moved = self._moved_in_tiers(state, flights, server.round) if self._rule.tiers else alone
         return rest_of_round(self._method, state, list(flights), server, moved)
 
     def _moved_in_tiers(self, state: Any, flights: Mapping[ClientId, Flight], number: int) -> Moved:
@@ -174,7 +174,7 @@ class AsynchronousRounds:
         clients, tiers = list(flights), self._rule.tiers or 1
         own = self._schedule.tier(clients[0])
         replies = {client: _reply(flight) for client, flight in flights.items()}
-        before = self._tiers or {tier: (0, state) for tier in range(tiers)}
+        before = self._tiers or dict.fromkeys(range(tiers), (0, state))
         after = rest_of_round(self._method, state, clients, self._server(number), lambda client, now: replies[client])
         self._tiers = {**before, own: (before[own][0] + 1, after)}
         total = sum(times for times, _ in self._tiers.values())
@@ -187,7 +187,9 @@ class AsynchronousRounds:
 
         def moved(client: ClientId, now: Message) -> Message:
             reply = replies[client]
-            parts = {name: [(share[tier], others[tier][client][name]) for tier in others] for name in flights[client].sent}
+            parts = {
+                name: [(share[tier], others[tier][client][name]) for tier in others] for name in flights[client].sent
+            }
             return revised(reply, {n: blend([*found, (share[own], reply[n])]) for n, found in parts.items()})
 
         return moved
