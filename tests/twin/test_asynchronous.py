@@ -133,6 +133,7 @@ def test_what_is_foreseen_is_what_a_run_takes(tmp_path, rule):
     assert foreseen[-1].end == pytest.approx(course_of(read_run(tmp_path / "a"))[-1].end, rel=0.1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "why"),
     [

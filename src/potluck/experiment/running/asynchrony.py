@@ -8,6 +8,7 @@ from torch import Tensor
 
 from potluck.core.federation import ClientId, Federation
 from potluck.core.ground.errors import ConfigError
+from potluck.core.ground.text import one_line
 from potluck.core.message import Message
 from potluck.core.method import Method
 from potluck.engine.executors.sequential import Sequential
@@ -44,7 +45,7 @@ def check_asynchronous(method: Method[Any], federation: Federation, config: RunC
 
 
 def _check(engine: Engine, rule: Asynchrony) -> None:
-    """Play one round in two halves, and compare what the next ones would ask of whom.
+    """Run one round in two halves, and compare what the next ones would ask of whom.
 
     Raises:
         NotOneAsk: they cannot be cut there, or depend on more than the state.
@@ -61,13 +62,16 @@ def _check(engine: Engine, rule: Asynchrony) -> None:
     alone = {client: first_ask(method, after, [client], engine.server(2))[1][client] for client in clients}
     _compare(asked, later, "differ from round to round")
     _compare(asked, alone, "depend on who else takes part")
+    if method.revises is None:
+        raise NotOneAsk("its server reads a reply beside what it has sent in that round")
     left_out, *others = clients
-    without = rest_of_round(method, after, others, engine.server(2), lambda client, now: replies[client])
+    try:
+        without = rest_of_round(method, after, others, engine.server(2), lambda client, now: replies[client])
+    except Exception as error:
+        raise NotOneAsk(f"its server cannot read a reply that was asked for earlier: {one_line(str(error))}") from error
     _, sent = first_ask(method, without, [left_out], engine.server(3))
     if list(_tensors(asked[left_out])) != list(_tensors(sent[left_out])):
         raise NotOneAsk("what it sends to a client depends on whether that took part in the round before")
-    if method.revises is None:
-        raise NotOneAsk("its server reads a reply beside what it has sent in that round")
     for client, reply in replies.items():
         _check_movable(type(method).__name__, rule, messages[client], reply, method.revises)
 

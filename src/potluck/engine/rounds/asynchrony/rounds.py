@@ -142,7 +142,9 @@ class AsynchronousRounds:
 
     def _revised(self, message: Message, reply: Message | Failure) -> Message:
         """What was sent of the entries that a reply revises."""
-        names = self._method.revises or () if isinstance(reply, Message) else ()
+        if isinstance(reply, Failure):
+            return Message()
+        names = self._method.revises or ()
         return Message(**{name: message[name] for name in names if name in message and name in reply})
 
     def _replies(
