@@ -89,7 +89,10 @@ def what_matters(settings: SettingsTree) -> SettingsTree:
     """The tables in JSON's types, without the keys that change no bit of a run."""
     tables = in_json(settings)
     tables.pop("preset", None)
-    tables["run"] = {key: value for key, value in tables["run"].items() if key not in FREE}
+    run = tables["run"]
+    tables["run"] = {key: value for key, value in run.items() if key not in FREE}
+    if rule := (run.get("rounds_close") or {}).get("asynchronous"):  # by it clients are under way between two rounds
+        tables["run"]["asynchronous"] = rule
     return tables
 
 

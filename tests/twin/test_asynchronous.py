@@ -8,7 +8,7 @@ import pytest
 
 from potluck.analysis.read import costs, read_run
 from potluck.cli.twin import course_of
-from potluck.core.ground.errors import ConfigError
+from potluck.core.ground.errors import CheckpointError, ConfigError
 from potluck.engine.rounds.asynchrony.rules import Asynchrony
 from potluck.engine.rounds.asynchrony.schedule import Schedule
 from potluck.experiment.federation.assemble import assemble
@@ -189,3 +189,15 @@ def test_the_guide_lists_the_methods_that_can_have_it():
                 found[head].append(name)
                 break
     assert listed == found
+
+
+@pytest.mark.slow
+def test_a_run_that_goes_on_keeps_its_rule(tmp_path):
+    play(tmp_path / "a", tree(1))
+    with pytest.raises(CheckpointError, match=r'run\.asynchronous was \{"rule": "fedbuff".* and is not set'):
+        play(tmp_path / "a", tree(2, rule=None, twin=tree(1)["run"]["twin"]))
+    with pytest.raises(CheckpointError, match=r"run\.asynchronous\.buffer was 2 and is 3"):
+        play(tmp_path / "a", tree(2, rule={"rule": "fedbuff", "buffer": 3}))
+    play(tmp_path / "b", tree(1, rule=None, twin=tree(1)["run"]["twin"]))
+    with pytest.raises(CheckpointError, match=r"last\.json does not say who is under way"):
+        play(tmp_path / "b", tree(2))

@@ -12,6 +12,7 @@ from potluck.experiment.settings.schema import Experiment
 from potluck.records import BEST, CHECKPOINT, CONFIG, LAST, RELEASES, Checkpoint, kept_rounds
 from potluck.seals import check_continues, differences, what_matters
 
+_FIXED = ("federation.", "run.asynchronous")  # beside the method's name; the second says who is under way
 _INHERITED = ("data_checksum", "partition_fingerprint", "initial_weights")
 
 
@@ -35,9 +36,9 @@ def branch(folder: Path, experiment: Experiment, parent: Path) -> Path:
         raise CheckpointError(f"{folder} was written by an earlier version; resume it for a round, then branch from it")
     check_continues(folder, dataclasses.replace(last, config=None), {}, experiment.run.rounds)
     settings = what_matters(experiment.settings())
-    fixed = [key for key in differences(last.config, settings) if key == "method.name" or key.startswith("federation.")]
+    fixed = [key for key in differences(last.config, settings) if key == "method.name" or key.startswith(_FIXED)]
     if fixed:
-        raise ConfigError(f"{folder}: {', '.join(fixed)} changed; a branch keeps federation and method of its run")
+        raise ConfigError(f"{folder}: {', '.join(fixed)} changed; a branch keeps federation, method and asynchrony of its run")
     manifest = open_folder(folder)
     Records(folder).check(last)
     place = new_folder(parent, experiment)
