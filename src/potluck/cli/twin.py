@@ -93,8 +93,10 @@ def _foreseen(target: str, assignments: Sequence[str], question: Question) -> _R
     if experiment.run.rounds_close.asynchronous:
         check_asynchronous(experiment.method, federation, experiment.run)
     known, ids = foresee(experiment, federation), sorted(federation.sites)
-    rounds = list(_simulated(experiment, known, Fleet(devices, ids), question))
-    spread = None
+    found, each, spread = Summary(), list[float](), None
+    for timed in _simulated(experiment, known, Fleet(devices, ids), question):  # of millions none is kept
+        found.add(timed)
+        each.append(timed.end - timed.start)
     if question.doubt:
         tries = [
             summed(_simulated(experiment, known, Fleet(doubted(devices, question.doubt, key), ids), question))
@@ -102,7 +104,7 @@ def _foreseen(target: str, assignments: Sequence[str], question: Question) -> _R
         ]
         seconds = sorted(_pace(one) for one in tries)
         spread = seconds[0], seconds[-1]
-    return _Row(target, summed(rounds), [timed.end - timed.start for timed in rounds], spread)
+    return _Row(target, found, each, spread)
 
 
 def _simulated(experiment: Experiment, known: Foreseen, fleet: Fleet, question: Question) -> Iterator[Timed]:

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import astuple
 from typing import Any
 
 from potluck.core.federation import ClientId
@@ -99,7 +98,7 @@ class TwinClock(Clock):
 
     def take(self, number: int) -> dict[str, Any]:
         """The record of a round that ends now, from which a later process can go on; begins the next round."""
-        turns = [[exchange, *astuple(turn)] for exchange, turn in self._turns]
+        turns = [[exchange, *turn] for exchange, turn in self._turns]
         found = {"round": number, "start": self._began, "end": self.course.now, "turns": turns, **self.course.state()}
         self._begin()
         return found
@@ -151,7 +150,7 @@ class AsynchronousTwinClock(TwinClock):
 
     def take(self, number: int) -> dict[str, Any]:
         """See `TwinClock`; it also says who is under way."""
-        under_way = [astuple(turn) for turn in self._under_way.values()]
+        under_way = [list(turn) for turn in self._under_way.values()]
         return {**super().take(number), "under_way": under_way}
 
     def go_on(self, record: Mapping[str, Any] | None) -> None:

@@ -142,18 +142,22 @@ class Summary:
             self._add(turns, together=place != ALONE)
 
     def _add(self, turns: Sequence[Turn], together: bool) -> None:
-        there = [turn for turn in turns if turn.fate != "absent"]
-        close = max((turn.finish for turn in turns if turn.fate == "counted"), default=None)
         self.asked += len(turns)
-        self.counted += sum(turn.fate == "counted" for turn in turns)
-        self.computing += sum(turn.computing for turn in there)
-        self.dropped += sum(turn.computing for turn in there if turn.fate != "counted")
-        self.joules += sum(turn.joules for turn in there)
-        if not together:
-            self.open += sum(turn.finish - turn.start for turn in there)
-        elif close is not None:
-            self.open += sum(close - turn.start for turn in there)
-            self.idle += sum(max(0.0, close - turn.finish) for turn in there)
+        close = max((turn.finish for turn in turns if turn.fate == "counted"), default=None)
+        for _, fate, start, finish, computing, joules in turns:
+            if fate == "absent":
+                continue
+            self.computing += computing
+            self.joules += joules
+            if fate == "counted":
+                self.counted += 1
+            else:
+                self.dropped += computing
+            if not together:
+                self.open += finish - start
+            elif close is not None:
+                self.open += close - start
+                self.idle += max(0.0, close - finish)
 
     @property
     def idle_share(self) -> float:

@@ -3,11 +3,12 @@
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from potluck.core.federation import ClientId
 from potluck.twin.devices import Fleet
 
+_NEAR = 1.0  # seconds: so near a moment at which a device comes or leaves it is looked up, not remembered
 Fate = Literal["counted", "late", "left", "absent", "failed"]
 """What became of a client's part in an exchange: its reply counts; it came after the exchange had closed; its device
 left in the middle; it was not there, or still at work on what came too late; or its work failed."""
@@ -25,8 +26,7 @@ class Errand:
     bytes_up: int
 
 
-@dataclass(frozen=True)
-class Turn:
+class Turn(NamedTuple):
     """One client's part in an exchange.
 
     Attributes:
@@ -100,6 +100,8 @@ class Timeline:
         self._midnight = -starts_at * 3600.0
         self._server_gflops = server_gflops
         self._busy: dict[ClientId, float] = {}
+        self._stays: dict[ClientId, tuple[bool, float]] = {}
+        self._taken: dict[ClientId, tuple[Errand, tuple[float, float]]] = {}
 
     def absent(self, clients: Collection[ClientId]) -> dict[ClientId, str]:
         """Those of the clients that are not there now, or still at work, and which it is."""
@@ -107,7 +109,7 @@ class Timeline:
         for client in clients:
             if self._busy.get(client, 0.0) > self.now:
                 found[client] = "is still at work on what came too late"
-            elif not self._fleet.availability(client).is_on(self.now - self._midnight):
+            elif not self._stay(client)[0]:
                 found[client] = "is not there"
         return found
 
@@ -150,15 +152,31 @@ class Timeline:
 
     def turn(self, client: ClientId, part: Errand) -> Turn:
         """The turn of a client that is there and begins now, if nobody closes before it is done."""
-        device = self._fleet[client]
-        computing, carrying = device.seconds(part.flops or 0, part.bytes_down, part.bytes_up)
+        computing, carrying = self._seconds(client, part)
         finish = self.now + computing + carrying
-        leaves = self._fleet.availability(client).leaves(self.now - self._midnight) + self._midnight
+        leaves = self._stay(client)[1] + self._midnight
         fate: Fate = "failed" if part.flops is None else "counted"
         if leaves < finish:
             share = (leaves - self.now) / (finish - self.now)
             fate, finish, computing = "left", leaves, computing * share
-        return Turn(client, fate, self.now, finish, computing, device.watts * (finish - self.now))
+        return Turn(client, fate, self.now, finish, computing, self._fleet[client].watts * (finish - self.now))
+
+    def _seconds(self, client: ClientId, part: Errand) -> tuple[float, float]:
+        """What the part takes the client's device; known from the last time, if it was the same."""
+        last = self._taken.get(client)
+        if last is None or last[0] is not part:
+            seconds = self._fleet[client].seconds(part.flops or 0, part.bytes_down, part.bytes_up)
+            last = self._taken[client] = part, seconds
+        return last[1]
+
+    def _stay(self, client: ClientId) -> tuple[bool, float]:
+        """Whether a client's device is there now, and until when that is so, in seconds since midnight."""
+        at, known = self.now - self._midnight, self._stays.get(client)
+        if known is None or at > known[1] - _NEAR:
+            availability = self._fleet.availability(client)
+            there = availability.is_on(at)
+            known = self._stays[client] = there, availability.leaves(at) if there else availability.comes(at)
+        return known
 
     def state(self) -> dict[str, Any]:
         """The clock, and who is at work, from which another course can go on."""
@@ -168,7 +186,8 @@ class Timeline:
         """Go on from the state of another course."""
         self.now = float(state["now"])
         self._busy = {int(client): float(until) for client, until in state["busy"].items()}
+        self._stays.clear()
 
 
 def _fated(turn: Turn, fate: Fate) -> Turn:
-    return Turn(turn.client, fate, turn.start, turn.finish, turn.computing, turn.joules)
+    return turn._replace(fate=fate)

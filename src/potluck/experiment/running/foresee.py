@@ -1,7 +1,8 @@
 """What a federation's rounds will take, from two rounds of a few clients."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 from potluck.core.federation import ClientId, Federation
 from potluck.engine.executors.sequential import Sequential
@@ -32,13 +33,8 @@ class Foreseen:
 
     def load(self, number: int, cohort: list[ClientId]) -> Load:
         """A round with these clients."""
-        report = self.first if number == 1 else self.later
-        known: dict[int, dict[ClientId, Errand]] = {}
-        for work in report.work:
-            if work.client is not None:
-                known.setdefault(work.exchange, {})[work.client] = Errand(work.flops, work.bytes_down, work.bytes_up)
-        server = sum(work.flops or 0 for work in report.work if work.client is None)
-        return Load([self._of(cohort, parts) for _, parts in sorted(known.items())], server)
+        whole = self._first if number == 1 else self._later
+        return Load([_among(cohort, parts) for parts in whole.exchanges], whole.server)
 
     def loads(self, experiment: Experiment) -> Iterator[Load]:
         """The rounds of a run, and on for ever."""
@@ -47,15 +43,35 @@ class Foreseen:
             number += 1
             yield self.load(number, experiment.run.cohort(ids, number))
 
-    def _of(self, cohort: list[ClientId], parts: dict[ClientId, Errand]) -> dict[ClientId, Errand]:
-        """The parts of a cohort in an exchange, by those of the clients that stand for it."""
+    @cached_property
+    def _first(self) -> Load:
+        return self._of_all(self.first)
+
+    @cached_property
+    def _later(self) -> Load:
+        return self._of_all(self.later)
+
+    def _of_all(self, report: RoundReport) -> Load:
+        """A round with all clients, by the parts of those that stand for them."""
+        exchanges: dict[int, dict[ClientId, Errand]] = {}
+        for work in report.work:
+            if work.client is not None:
+                part = Errand(work.flops, work.bytes_down, work.bytes_up)
+                exchanges.setdefault(work.exchange, {})[work.client] = part
+        server = sum(work.flops or 0 for work in report.work if work.client is None)
+        return Load([self._of_everybody(parts) for _, parts in sorted(exchanges.items())], server)
+
+    def _of_everybody(self, parts: Mapping[ClientId, Errand]) -> dict[ClientId, Errand]:
         found: dict[ClientId, Errand] = {}
-        for client in cohort:
-            tried, times = self.like[client]
+        for client, (tried, times) in self.like.items():
             if (part := parts.get(tried)) is not None:
                 flops = None if part.flops is None else round(part.flops * times)
                 found[client] = Errand(flops, part.bytes_down, part.bytes_up)
         return found
+
+
+def _among(cohort: list[ClientId], parts: Mapping[ClientId, Errand]) -> dict[ClientId, Errand]:
+    return {client: parts[client] for client in cohort if client in parts}
 
 
 def foresee(experiment: Experiment, federation: Federation) -> Foreseen:
