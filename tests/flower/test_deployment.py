@@ -28,6 +28,8 @@ from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 from sklearn.datasets import load_digits
 
+from potluck.analysis.read import read_run
+from potluck.cli.twin import timed_again
 from potluck.experiment.federation.assemble import assemble
 from potluck.experiment.running.execute import execute, prepare
 from potluck.experiment.settings.resolve import resolve
@@ -36,7 +38,8 @@ from potluck.flower.deploy.keys import add_node, certify
 from potluck.flower.deploy.processes import free_port
 from potluck.flower.deploy.superlink import SuperLink
 from potluck.flower.server.hosting import run_app, write_app
-from potluck.records import CHECKPOINT, CLIENTS, LAST, ROUNDS, Checkpoint, RoundRecord
+from potluck.records import CHECKPOINT, CLIENTS, COSTS, LAST, ROUNDS, Checkpoint, RoundRecord
+from potluck.twin.devices import TwinDevice
 
 pytestmark = pytest.mark.slow
 NODES = ("a", "b", "c")
@@ -114,7 +117,7 @@ def experiment_of(name, **federation):
 
 
 def found_in(folder):
-    records = [(folder / name).read_bytes() for name in (ROUNDS, CLIENTS)]
+    records = [(folder / name).read_bytes() for name in (ROUNDS, CLIENTS, COSTS)]
     return [*records, Checkpoint.read(folder / CHECKPOINT / LAST).digest]
 
 
@@ -132,6 +135,9 @@ def test_real_nodes_give_the_bytes_of_one_process(deployment, data, tmp_path):
         records = [news for news in run_app(link, app, there, said.append) if isinstance(news, RoundRecord)]
         assert len(records) == 1, said
         assert found_in(there) == found_in(here), name
+        timed = [timed_again(read_run(folder), [TwinDevice(gflops=2.0, up_mbit=5.0)]) for folder in (there, here)]
+        assert timed[0] == timed[1], name
+        assert timed[0][0].end > 0
 
 
 THEIR_SERVER = """

@@ -15,7 +15,7 @@ from potluck.flower.node.clientapp import client_app
 from potluck.flower.node.config import NodeConfig
 from potluck.flower.server.serve import serve
 from potluck.methods import get_method, list_methods
-from potluck.records import CHECKPOINT, CLIENTS, LAST, ROUNDS, Checkpoint
+from potluck.records import CHECKPOINT, CLIENTS, COSTS, LAST, ROUNDS, Checkpoint
 from potluck.testing.loopback import Loopback, through
 from potluck.testing.worlds import federation_table
 
@@ -56,7 +56,7 @@ def in_process(tree, folder):
 
 
 def found_in(folder):
-    records = [(folder / name).read_bytes() for name in (ROUNDS, CLIENTS)]
+    records = [(folder / name).read_bytes() for name in (ROUNDS, CLIENTS, COSTS)]
     return [*records, Checkpoint.read(folder / CHECKPOINT / LAST).digest]
 
 

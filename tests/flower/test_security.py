@@ -70,7 +70,7 @@ def test_a_node_tells_what_the_method_sends_and_some_counts(tmp_path):
     network = {"architecture", "shapes", "dtypes", "parameters", "frozen", "capacity", "outputs"}
     assert introduction[1].keys() == network | {"train", "validation", "test", "input_shape", "num_classes", "classes"}
     assert answer[1].keys() == {"client", "answer"}
-    assert answer[1]["answer"].keys() == {"losses", "record", "releases", "released", "notes"}
+    assert answer[1]["answer"].keys() == {"losses", "record", "releases", "released", "notes", "cost"}
     assert answer[1]["answer"]["notes"] == {}
     assert len(answer[1]["answer"]["losses"]) == 1
     assert dict(Message.decode(answer[2])) == {}

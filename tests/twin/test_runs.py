@@ -111,6 +111,11 @@ def test_a_finished_run_takes_on_devices_what_it_takes_with_a_twin(tmp_path, met
     play(tmp_path / "beside", beside)
     again = timed_again(read_run(tmp_path / "plain"), [TwinDevice(**table) for table in devices])
     assert again == course_of(read_run(tmp_path / "beside"))
+    said = content(tmp_path / "plain", "costs.jsonl").decode().splitlines()
+    said[0] = json.dumps({**json.loads(said[0]), "flops": None, "memory": None})  # as of a node that does not say
+    (tmp_path / "plain" / "costs.jsonl").write_text("\n".join(said) + "\n")
+    with pytest.raises(ConfigError, match=r"client 0 does not say what it computed in round 1; a node of an earlier"):
+        timed_again(read_run(tmp_path / "plain"), [TwinDevice(**table) for table in devices])
 
 
 @pytest.mark.slow

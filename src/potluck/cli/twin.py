@@ -157,11 +157,16 @@ def timed_again(run: StoredRun, devices: Sequence[TwinDevice]) -> list[Timed]:
         exchanges = loads.setdefault(record.round, {})
         if record.client is None:
             server[record.round] = record.flops or 0
+        elif record.flops is None and record.bytes_up:
+            raise ConfigError(
+                f"{run.folder}: client {record.client} does not say what it computed in round {record.round}; a node of"
+                " an earlier version, or without PyTorch, does not, and its run cannot be timed"
+            )
         else:
             part = Errand(record.flops, record.bytes_down, record.bytes_up)
             exchanges.setdefault(record.exchange, {})[record.client] = part
     if not loads:
-        raise ConfigError(f"{run.folder}: it has no costs.jsonl; an earlier version ran it, or clients elsewhere")
+        raise ConfigError(f"{run.folder}: it has no costs.jsonl; an earlier version ran it")
     work = [Load([by[place] for place in sorted(by)], server.get(number, 0)) for number, by in sorted(loads.items())]
     everybody = range(run.client_count)
     return list(simulate(Timeline(Fleet(devices, everybody), Closing()), work, lambda clients: clients))

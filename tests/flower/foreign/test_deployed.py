@@ -12,7 +12,7 @@ import pytest
 
 from potluck.experiment.settings.resolve import resolve
 from potluck.flower.deploy.processes import free_port
-from potluck.records import CLIENTS, ROUNDS
+from potluck.records import CLIENTS, COSTS, ROUNDS
 
 pytestmark = [pytest.mark.slow, pytest.mark.rotates("src/potluck/flower/", "examples/foreign/")]
 
@@ -59,6 +59,29 @@ class Broken(forest.Forest):
 
 
 node.main("broken", Broken)
+"""
+
+
+LIES = """
+[{"flops": -1, "memory": 1}, {"flops": 10**30, "memory": 1}, {"flops": 1.5, "memory": 1}, {"flops": 1, "memory": "2"},
+{"flops": 1, "memory": float("nan")}, {"flops": True, "memory": 1}, {"flops": 1}, [1, 2], 7]
+"""
+LYING = f"""
+import forest
+import node
+
+honest, LIES = node.Node.work, {LIES.strip()}
+
+
+def work(self, header, payload, data):
+    said, reply = honest(self, header, payload, data)
+    if "answer" in said:
+        said["answer"]["cost"] = LIES.pop(0) if LIES else {{"flops": 5, "memory": 7}}
+    return said, reply
+
+
+node.Node.work = work
+node.main("forest of a liar", forest.Forest)
 """
 
 
@@ -112,9 +135,9 @@ def machines(tmp_path):
 def federated(machines, tree_of, own_of, tmp_path, examples):
     """The records of a served run of a method, with these scripts and a broken node beside two of Potluck's."""
 
-    def run(method, *scripts, **environment):
+    def run(method, *scripts, rounds=2, **environment):
         names = ["0-cnn", "1-vit", *(f"{2 + n}-{script.stem}" for n, script in enumerate(scripts))]
-        tree = tree_of(method, len(names), rounds=2)
+        tree = tree_of(method, len(names), rounds=rounds)
         (tmp_path / "federation.toml").write_text(resolve(tree).toml())
         address = f"127.0.0.1:{free_port()}"
         for words in (
@@ -141,7 +164,7 @@ def federated(machines, tree_of, own_of, tmp_path, examples):
             assert "imported: []" in machines.log(name), machines.log(name)
         return [
             [json.loads(line) for line in (tmp_path / "run" / name).read_text().splitlines()]
-            for name in (ROUNDS, CLIENTS)
+            for name in (ROUNDS, CLIENTS, COSTS)
         ]
 
     return run
@@ -175,7 +198,8 @@ def check(rounds, clients, kinds, least):
 @pytest.mark.parametrize("method", ["fedmd", "dsfl", "fd"])
 def test_trees_of_scikit_learn_take_part_beside_networks(method, federated, examples, tmp_path):
     scripts = examples / "forest.py", examples / "boosting.py", broken(tmp_path, method)
-    rounds, clients = federated(method, *scripts, HIDDEN="xgboost")
+    rounds, clients, costs = federated(method, *scripts, HIDDEN="xgboost")
+    assert all((one["flops"] is None) == (one["client"] in (2, 3, 4)) for one in costs)
     reasons = check(rounds, clients, ["forest", "boosted trees"], 0.6)
     assert method == "fd" or any("143" in reason for reason in reasons), reasons
 
@@ -185,5 +209,18 @@ def test_xgboost_and_jax_take_part_beside_a_forest_and_networks(method, federate
     pytest.importorskip("jax", reason="the extra 'foreign' is not installed")
     pytest.importorskip("xgboost", reason="the extra 'foreign' is not installed")
     scripts = (examples / f"{name}.py" for name in ("forest", "boosting", "jaxnet"))
-    rounds, clients = federated(method, *scripts, broken(tmp_path, method))
+    rounds, clients, _ = federated(method, *scripts, broken(tmp_path, method))
     check(rounds, clients, ["forest", "boosted trees", "jax net"], 0.6)
+
+
+def test_what_a_node_says_that_it_computed_is_noted_and_what_cannot_be_costs_its_reply(federated, examples, tmp_path):
+    (tmp_path / "liar.py").write_text(LYING)
+    rounds, _, costs = federated("fd", examples / "forest.py", tmp_path / "liar.py", rounds=10)
+    told = [one["failed"].get("3", "") for one in rounds]
+    assert all("not an outcome of Potluck's: answer.cost" in line and "\n" not in line for line in told[:9]), told
+    assert told[9] == ""
+    assert all(one["replied"][:3] == [0, 1, 2] for one in rounds)
+    by_client = [[(one["flops"], one["memory"]) for one in costs if one["client"] == client] for client in range(4)]
+    assert all(flops > 10**6 and memory > 10**4 for client in (0, 1) for flops, memory in by_client[client])
+    assert set(by_client[2]) == {(None, None)}
+    assert by_client[3] == [(None, None)] * 9 + [(5, 7)]

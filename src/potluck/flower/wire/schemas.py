@@ -4,6 +4,7 @@ Both are read by a schema: nothing is converted, and anything that is not in the
 """
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -15,6 +16,7 @@ from potluck.core.ground.text import one_line
 from potluck.core.roles import Failure, FailureKind
 from potluck.engine.client.runtime import EvalRequest, EvalResult, EvaluatedPart, Job, Outcome
 from potluck.engine.client.session import Answer, Call
+from potluck.engine.numerics.costs import Cost
 from potluck.flower import Envelope
 
 MOST_CLIENTS = 10**6
@@ -29,6 +31,13 @@ LONGEST_NAME = 200
 
 MOST_RELEASES = 10**9
 """The most private releases of one client in a run."""
+
+MOST_FLOPS = 10**21
+"""The most floating-point operations of one call, by the node's own account: ten days of a thousand million million a
+second."""
+
+MOST_MEMORY = 2**50
+"""The most bytes of tensors of one call, by the node's own account: a pebibyte."""
 
 MOST_ROUNDS = 10**9
 """The most rounds of a run."""
@@ -66,12 +75,18 @@ class _EvalRequestHeader(_Asked):
     parts: Annotated[list[EvaluatedPart], Field(max_length=3)]
 
 
+class _CostEntries(Header):
+    flops: Annotated[int, Field(ge=0, le=MOST_FLOPS)]
+    memory: Annotated[int, Field(ge=0, le=MOST_MEMORY)]
+
+
 class _AnswerEntries(Header):
     losses: Annotated[list[float], Field(max_length=MOST_FITS)]
     record: Digest | None
     releases: _Releases = 0
     released: _Releases | None = None
     notes: Annotated[dict[_NoteName, _Finite], Field(max_length=MOST_NOTES)] = {}
+    cost: _CostEntries | None = None
 
 
 class _FailureEntries(Header):
@@ -147,6 +162,7 @@ def from_outcome(outcome: Outcome) -> Envelope:
     if isinstance(outcome, Answer):
         header = {"losses": list(outcome.losses), "record": _text(outcome.record)}
         header |= {"releases": outcome.releases, "released": outcome.released, "notes": dict(outcome.notes)}
+        header |= {} if outcome.cost is None else {"cost": asdict(outcome.cost)}
         return {"client": outcome.client, "answer": header}, outcome.payload
     if isinstance(outcome, Failure):
         header = {"handler": outcome.handler, "reason": outcome.reason, "trace": outcome.trace, "kind": outcome.kind}
@@ -173,7 +189,8 @@ def to_outcome(envelope: Envelope) -> Outcome:
     assert isinstance(found, _Answered)
     answer = found.answer
     record, losses = _bytes(answer.record), tuple(answer.losses)
-    return Answer(found.client, payload, record, losses, answer.releases, answer.released, answer.notes)
+    cost = None if answer.cost is None else Cost(answer.cost.flops, answer.cost.memory)
+    return Answer(found.client, payload, record, losses, answer.releases, answer.released, answer.notes, cost)
 
 
 def _text(record: bytes | None) -> str | None:
