@@ -153,3 +153,14 @@ def test_a_run_without_a_twin_needs_devices_that_stay(tmp_path, capsys):
 def test_asking_for_more_needs_failures_to_be_tolerated():
     with pytest.raises(ConfigError, match=r"over_select: expected 0 without run\.tolerate_failures, found 0\.5"):
         resolve(tree(tolerate_failures=False, rounds_close={"over_select": 0.5}))
+
+
+@pytest.mark.slow
+def test_a_client_whose_work_does_not_fit_into_its_memory_fails_and_is_as_before(tmp_path):
+    tables = tree(1, rounds_close={})
+    tables["run"]["twin"] = {"devices": [{"clients": "0", "memory_mib": 0.1}, {}]}
+    play(tmp_path / "a", tables)
+    (record,) = read_run(tmp_path / "a").rounds
+    assert record.replied == [1, 2, 3]
+    assert record.failed["0"].startswith("its work takes 0.")
+    assert record.failed["0"].endswith("MiB of tensors, for which its device has no room")

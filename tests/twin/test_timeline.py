@@ -36,6 +36,15 @@ def test_a_turn_is_receiving_computing_and_sending():
     assert clock.now == turn.finish
 
 
+def test_work_that_does_not_fit_into_memory_fails_when_it_begins():
+    clock = course(TwinDevice("0", gflops=1.0, down_mbit=8.0, memory_mib=2.0), TwinDevice(gflops=4.0), clients=2)
+    first, second = clock.exchange(dict.fromkeys(range(2), Errand(4 * GIGA, 16 * MBIT, 0, 2 * 2**20 + 1)))
+    assert (first.fate, first.finish, first.computing) == ("failed", 2.0, 0.0)
+    assert second.fate == "counted"
+    (first,) = clock.exchange({0: Errand(4 * GIGA, 0, 0, 2 * 2**20)})
+    assert first.fate == "counted"
+
+
 def test_an_exchange_waits_for_the_slowest():
     clock = course(TwinDevice("0", gflops=1.0), TwinDevice("1", gflops=4.0), TwinDevice(gflops=2.0))
     turns = clock.exchange(dict.fromkeys(range(3), Errand(4 * GIGA, 0, 0)))

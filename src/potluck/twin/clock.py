@@ -12,12 +12,15 @@ from potluck.engine.client.runtime import ClientRuntime, Outcome
 from potluck.engine.client.session import Answer
 from potluck.engine.executors import Executor, Pending
 from potluck.engine.executors.held import Held
+from potluck.engine.numerics.costs import Cost
 from potluck.engine.rounds.clock import Clock
+from potluck.twin.devices import MIB
 from potluck.twin.timeline import ALONE, Errand, Timeline, Turn
 
 _WHY = {
     "late": "its answer would have come after {:.6g} s, when the exchange had closed",
     "left": "its device left in the middle of its work, after {:.6g} s",
+    "failed": "its work takes {:.3g} MiB of tensors, for which its device has no room",
 }
 
 
@@ -85,12 +88,7 @@ class TwinClock(Clock):
             if client in away:
                 yield Failure(client, handler, away[client], kind="absence")
                 continue
-            outcome = held.pop(places[client])
-            if turn.fate in _WHY:
-                kind = "absence" if turn.fate == "left" else "error"
-                why = _WHY[turn.fate].format(turn.finish - turn.start)
-                outcome = Failure(client, handler, why, unheard=True, kind=kind)
-            yield outcome
+            yield _judged(held.pop(places[client]), turn, handler)
 
     def serve(self, flops: int) -> None:
         """Let the server take its time."""
@@ -143,10 +141,7 @@ class AsynchronousTwinClock(TwinClock):
         for outcome in executor.run(host, list(tasks.values())):
             client = outcome.client
             turn = self._under_way[client] = self.course.turn(client, _part(outcome, bytes_down[client]))
-            if turn.fate == "left":
-                why = _WHY["left"].format(turn.finish - turn.start)
-                outcome = Failure(client, handler, why, unheard=True, kind="absence")
-            yield outcome
+            yield _judged(outcome, turn, handler)
 
     def take(self, number: int) -> dict[str, Any]:
         """See `TwinClock`; it also says who is under way."""
@@ -160,6 +155,17 @@ class AsynchronousTwinClock(TwinClock):
         super().go_on(record)
 
 
+def _judged(outcome: Outcome, turn: Turn, handler: str) -> Outcome:
+    """The outcome, or by the client's turn a failure instead of an answer."""
+    if turn.fate == "failed" and isinstance(outcome, Answer):
+        taken = (outcome.cost.memory if outcome.cost else 0) / MIB
+        return Failure(turn.client, handler, _WHY["failed"].format(taken), unheard=True)
+    if turn.fate not in ("late", "left"):
+        return outcome
+    kind = "absence" if turn.fate == "left" else "error"
+    return Failure(turn.client, handler, _WHY[turn.fate].format(turn.finish - turn.start), unheard=True, kind=kind)
+
+
 def _part(outcome: Outcome, bytes_down: int) -> Errand:
     """What an outcome took its client."""
     if not isinstance(outcome, Answer):
@@ -168,4 +174,5 @@ def _part(outcome: Outcome, bytes_down: int) -> Errand:
         sizes = Message.decode(outcome.payload, views=True).sizes()
     except Exception:  # it is refused later
         sizes = {}
-    return Errand(outcome.cost.flops if outcome.cost else 0, bytes_down, sum(sizes.values()))
+    cost = outcome.cost or Cost()
+    return Errand(cost.flops, bytes_down, sum(sizes.values()), cost.memory)

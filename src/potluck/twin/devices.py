@@ -13,6 +13,7 @@ from potluck.core.ground.errors import ConfigError
 from potluck.core.ground.fields import Checked, above, at_least, below, require
 from potluck.twin.availability import ALWAYS, Availability, daily, traces
 
+MIB = 2**20
 _Speed = Annotated[float, above(0)]
 _Some = Annotated[float, at_least(0)]
 
@@ -32,6 +33,7 @@ class TwinDevice(Checked):
         available: "always"; hours of every day, such as "22-6" or "0-6.5, 20-24"; or a CSV file of spans, with the
             columns client, from_s and to_s, the whole of which is repeated.
         name: what it is called in tables.
+        memory_mib: for tensors; work that takes more fails when it begins. None has room for any.
     """
 
     clients: str = "*"
@@ -42,12 +44,17 @@ class TwinDevice(Checked):
     watts: _Some = 0.0
     available: str = "always"
     name: str = ""
+    memory_mib: _Speed | None = None
 
     def __post_init__(self) -> None:
         known = self.clients == "*" or bool(_numbers(self.clients))
         require(known, "clients", "'*', or numbers such as '3, 5-9'", self.clients)
         if self.available != "always" and not self.available.endswith(".csv"):
             daily(self.available)
+
+    def has_room_for(self, memory: int) -> bool:
+        """Whether so many bytes of tensors fit."""
+        return self.memory_mib is None or memory <= self.memory_mib * MIB
 
     def seconds(self, flops: int, bytes_down: int, bytes_up: int) -> tuple[float, float]:
         """What some work takes: to compute, and for what is received and sent."""

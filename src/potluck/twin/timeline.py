@@ -19,11 +19,12 @@ ALONE = 0
 
 @dataclass(frozen=True)
 class Errand:
-    """What a client's part in an exchange takes; `flops` is None if its work failed."""
+    """What a client's part in an exchange takes; `flops` is None if its work failed, `memory` in bytes of tensors."""
 
     flops: int | None
     bytes_down: int
     bytes_up: int
+    memory: int = 0
 
 
 class Turn(NamedTuple):
@@ -152,6 +153,8 @@ class Timeline:
 
     def turn(self, client: ClientId, part: Errand) -> Turn:
         """The turn of a client that is there and begins now, if nobody closes before it is done."""
+        if not self._fleet[client].has_room_for(part.memory):
+            part = Errand(None, part.bytes_down, 0)
         computing, carrying = self._seconds(client, part)
         finish = self.now + computing + carrying
         leaves = self._stay(client)[1] + self._midnight

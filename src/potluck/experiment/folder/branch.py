@@ -38,7 +38,8 @@ def branch(folder: Path, experiment: Experiment, parent: Path) -> Path:
     settings = what_matters(experiment.settings())
     fixed = [key for key in differences(last.config, settings) if key == "method.name" or key.startswith(_FIXED)]
     if fixed:
-        raise ConfigError(f"{folder}: {', '.join(fixed)} changed; a branch keeps federation, method and asynchrony of its run")
+        kept = "federation, method and asynchronous rule"
+        raise ConfigError(f"{folder}: {', '.join(fixed)} changed; a branch keeps {kept} of its run")
     manifest = open_folder(folder)
     Records(folder).check(last)
     place = new_folder(parent, experiment)

@@ -1,7 +1,7 @@
 """What a federation's rounds will take, from two rounds of a few clients."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from potluck.core.federation import ClientId, Federation
@@ -56,7 +56,7 @@ class Foreseen:
         exchanges: dict[int, dict[ClientId, Errand]] = {}
         for work in report.work:
             if work.client is not None:
-                part = Errand(work.flops, work.bytes_down, work.bytes_up)
+                part = Errand(work.flops, work.bytes_down, work.bytes_up, work.memory or 0)
                 exchanges.setdefault(work.exchange, {})[work.client] = part
         server = sum(work.flops or 0 for work in report.work if work.client is None)
         return Load([self._of_everybody(parts) for _, parts in sorted(exchanges.items())], server)
@@ -66,7 +66,7 @@ class Foreseen:
         for client, (tried, times) in self.like.items():
             if (part := parts.get(tried)) is not None:
                 flops = None if part.flops is None else round(part.flops * times)
-                found[client] = Errand(flops, part.bytes_down, part.bytes_up)
+                found[client] = replace(part, flops=flops)
         return found
 
 

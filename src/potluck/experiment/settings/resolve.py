@@ -97,7 +97,7 @@ def named_devices(tables: Sequence[Any]) -> list[Any]:
 
 def _of_class(table: Tree) -> Tree:
     known = get_device(str(table["device"]))
-    numbers = {key: getattr(known, key) for key in ("gflops", "down_mbit", "up_mbit")}
+    numbers = {key: getattr(known, key) for key in ("gflops", "down_mbit", "up_mbit", "memory_mib")}
     return {**numbers, "name": table["device"], **{key: value for key, value in table.items() if key != "device"}}
 
 
