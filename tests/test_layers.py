@@ -131,11 +131,13 @@ def test_the_engine_imports_core_and_itself():
     only(files("engine"), "core", "engine")
 
 
-def test_records_import_core_and_analysis_reads_records_through_their_seals_and_nothing_else():
+def test_records_import_core_and_analysis_reads_records_through_their_seals_and_sums_up_virtual_time():
     only(files("records.py"), "core")
     only(files("seals.py"), "core", "records")
     only(files("locks.py"), "core.ground.errors")
-    only(files("analysis"), "analysis", "core.ground.digest", "core.ground.errors", "records", "seals")
+    read = ("core.ground.digest", "core.ground.errors", "records", "seals")
+    only(files("analysis"), "analysis", *read, "twin.simulate", "twin.timeline")
+    none_of(files("twin"), "potluck.analysis")
 
 
 def test_attacks_import_what_they_attack_and_nothing_but_scripts_imports_them():

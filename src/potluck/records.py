@@ -408,6 +408,16 @@ class Progress:
             return None
 
 
+def duration(seconds: float) -> str:
+    """A duration in the units that matter: `8 s`, `3:05 min`, `2:10 h`."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60}:{whole % 60:02d} min"
+    return f"{whole // 3600}:{whole % 3600 // 60:02d} h"
+
+
 def name_of_kept(number: int) -> str:
     """The name of the file of a kept round's checkpoint."""
     return f"round-{number:06}.json"

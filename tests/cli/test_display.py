@@ -13,14 +13,14 @@ from rich.console import Console
 
 from potluck.cli.compare import _Several
 from potluck.cli.display import Display
-from potluck.cli.terminal import duration, line_of
+from potluck.cli.terminal import line_of
 from potluck.core.tasks.metric import ACCURACY
 from potluck.engine.answers.events import ClientEnd
 from potluck.experiment.running.several import Ended, News
 from potluck.experiment.settings.resolve import resolve
 from potluck.experiment.watching.observers import EvaluationStart, RoundStart, RunStart
 from potluck.experiment.watching.progress import ProgressFile, Standing
-from potluck.records import Progress, RoundRecord
+from potluck.records import Progress, RoundRecord, duration
 
 
 class Clock:

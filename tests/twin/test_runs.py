@@ -5,8 +5,9 @@ from itertools import islice
 
 import pytest
 
+from potluck.analysis.courses import course_of
 from potluck.analysis.read import costs, read_run
-from potluck.cli.twin import Question, course_of, print_twins, timed_again
+from potluck.cli.twin import Question, print_twins, timed_again
 from potluck.core.ground.errors import ConfigError, PotluckError
 from potluck.experiment.federation.assemble import assemble
 from potluck.experiment.running.execute import execute, prepare

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from statistics import fmean
 
+from potluck.analysis.courses import course_of
 from potluck.analysis.groups import Group
 from potluck.analysis.read import StoredRun, costs, seconds
 from potluck.analysis.tables import BYTES_PER_MEGABYTE
@@ -46,11 +47,20 @@ def _megabytes(run: StoredRun) -> dict[int, float]:
     return {record.round: (record.bytes_down + record.bytes_up) / BYTES_PER_MEGABYTE for record in run.rounds}
 
 
+def _virtual(run: StoredRun) -> dict[int, float]:
+    """From the end of the round before to the end of the round, so that what was waited for counts."""
+    found, before = dict[int, float](), 0.0
+    for timed in course_of(run):
+        found[timed.number], before = timed.end - before, timed.end
+    return found
+
+
 COSTS = (
     Currency("rounds", "rounds", _rounds),
     Currency("megabytes", "megabytes sent, all clients", _megabytes),
     Currency("teraflops", "floating-point operations of all clients in training, in millions of millions", _teraflops),
     Currency("seconds", "seconds of training", seconds),
+    Currency("virtual", "seconds on the clients' devices, by the virtual clock", _virtual),
 )
 """A further currency of the records is one more line here."""
 

@@ -12,6 +12,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+from potluck.analysis.costs import COSTS
 from potluck.analysis.groups import Group
 from potluck.analysis.plots.drawn import AS_MEASURED, Drawn
 from potluck.analysis.read import StoredRun, by_class, last, partition, seconds
@@ -99,11 +100,13 @@ def embedded(
     offered = [(series, take(series, runs)) for series in series_of(runs, how.measure)]
     essential = [item for item in offered if any(curve for curve in item[1])]
     alone = [_by_architecture(groups[0], take)] if len(groups) == 1 else []
+    further = [_further(run, every) for run in runs]
     page.take([content, list(rounds)])
     clients, partitions, classes = _clients(runs), _partitions(runs, names), [_by_class(members) for members in groups]
     parts: list[tuple[str, Any]] = [
         *((f"the curve of {series.label} ({series.kind})", (series, curves)) for series, curves in essential[:3]),
         *(("the curves of single architectures", {"by_architecture": curves}) for curves in alone),
+        *([("the axes of further costs", {"further": further})] if any(further) else []),
         ("the division of the classes among clients", {"partitions": partitions}),
         ("the tables of single clients", {"clients": clients[0]}),
         ("the matrices of actual and predicted classes", {"by_class": classes}),
@@ -117,6 +120,8 @@ def embedded(
             _add_curves(content, *part)
         else:
             content |= part
+    for into, spent in zip(_runs_of(content), content.pop("further", []), strict=False):
+        into["spent"] |= spent
     content["rounds"] = [list(numbers) for numbers in rounds]
     return Embedded(content, page.left_out)
 
@@ -234,6 +239,20 @@ def _spent(run: StoredRun, every: int, rounds: dict[tuple[int, ...], int]) -> Js
     found = {"megabytes": sent, **({"seconds": time} if known else {})}
     curves = {name: [short(values[record.round - 1], False) for record in kept] for name, values in found.items()}
     return {"at": _place(rounds, [record.round for record in kept]), **curves}
+
+
+def _further(run: StoredRun, every: int) -> Json:
+    """What else was spent until each round of `_spent`, where it is known of all rounds."""
+    found: Json = {}
+    for cost in COSTS:
+        spent = {} if cost.name in _FIRST else cost.spent(run)
+        if spent and all(record.round in spent for record in run.rounds):
+            until = list(accumulate(spent[record.round] for record in run.rounds))
+            found[cost.name] = [short(until[record.round - 1], False) for record in _kept(run, every)]
+    return found
+
+
+_FIRST = ("rounds", "megabytes", "seconds")  # the axes that are there whatever room there is
 
 
 def _curves(

@@ -13,6 +13,7 @@ from typing import Any
 from markupsafe import Markup
 
 from potluck.analysis.compare import ComparedRow, compare
+from potluck.analysis.courses import COLUMNS, WORDS
 from potluck.analysis.embedded import Embedded, as_json, embedded, page_value, series_of
 from potluck.analysis.findings import gain_sentences
 from potluck.analysis.gains import gains
@@ -35,6 +36,7 @@ from potluck.analysis.tables import (
     traffic_table,
     warnings_of,
 )
+from potluck.analysis.virtual import Virtual, virtual_of
 from potluck.core.ground.errors import ConfigError
 from potluck.records import MAIN_MEASURES, TITLES, TITLES_OF_A_CLIENT, Measure, Metric
 
@@ -82,6 +84,7 @@ def page_text(
     groups, metric = group(runs), metric_of(runs)
     names = dict(zip((run.folder for run in runs), run_names(runs), strict=True))
     rows, how = compare(runs, measure, target=target), how_drawn(runs, measure, smooth, target)
+    virtual = virtual_of(groups, runs, names, target, measure)
     script, style = Markup("\n".join(map(_part, _SCRIPTS))), Markup(_part("page.css"))
     seal = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     shown_to_all = {
@@ -91,7 +94,7 @@ def page_text(
         "title": heading(groups),
         "subtitle": _subtitle(groups),
         "profits": _profits(runs, measure),
-        "cards": _cards(rows, group_table(runs), metric),
+        "cards": _cards(rows, group_table(runs), metric, virtual),
         "remarks": remarks,
         "unfinished": [_unfinished(run, names) for run in runs if _is_unfinished(run)],
         "cautions": warnings_of(runs),
@@ -108,6 +111,9 @@ def page_text(
         "architectures": [(members.label, row) for members in groups for row in architecture_table(members.runs)],
         "metrics": [(members.label, row) for members in groups for row in metric_table(members.runs)],
         "traffic": [(members.label, row) for members in groups for row in traffic_table(members.runs)],
+        "virtual": virtual,
+        "columns": COLUMNS,
+        "words_on_columns": WORDS,
         "times": [row for members in groups if (row := _times(members))],
         "notes": [(names[run.folder], row) for run in runs for row in note_table([run])],
         "has_classes": any(by_class(run) for run in runs),
@@ -160,7 +166,9 @@ def _counted(count: int, word: str) -> str:
     return f"{count} {word}{'' if count == 1 else 's'}"
 
 
-def _cards(rows: Sequence[ComparedRow], means: Sequence[GroupRow], metric: Metric) -> list[Card]:
+def _cards(
+    rows: Sequence[ComparedRow], means: Sequence[GroupRow], metric: Metric, virtual: Virtual | None
+) -> list[Card]:
     """The best value of each measure; of a single experiment also what training sent and took."""
     cards: list[Card] = []
     for measure in MAIN_MEASURES:
@@ -178,6 +186,9 @@ def _cards(rows: Sequence[ComparedRow], means: Sequence[GroupRow], metric: Metri
     if len(rows) == 1:
         cards.append(Card("sent for training", f"{amount(rows[0].megabytes)} MB", ""))
         cards += [Card("time of training", f"{amount(rows[0].seconds)} s", "")] if rows[0].seconds else []
+        cards += (
+            [Card("time on the devices", virtual.rows[0].cells[1], "")] if virtual and len(virtual.rows) == 1 else []
+        )
     return cards
 
 

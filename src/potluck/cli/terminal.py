@@ -6,7 +6,7 @@ from typing import Any, TextIO, cast
 
 from rich.console import Console
 
-from potluck.records import Progress
+from potluck.records import Progress, duration
 
 _MEGABYTE = 10**6
 
@@ -48,16 +48,6 @@ def line_of(progress: Progress, *, ended: bool = False) -> str:
     words += [megabytes(progress.bytes)] if progress.bytes or ended else []
     words += [f"{duration(progress.seconds_left)} left"] if progress.seconds_left and progress.round else []
     return "  ".join(words)
-
-
-def duration(seconds: float) -> str:
-    """A duration in the units that matter: `8 s`, `3:05 min`, `2:10 h`."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60}:{whole % 60:02d} min"
-    return f"{whole // 3600}:{whole % 3600 // 60:02d} h"
 
 
 def megabytes(count: int) -> str:

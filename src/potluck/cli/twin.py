@@ -6,14 +6,13 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import islice, takewhile
 from pathlib import Path
-from statistics import median
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from potluck.analysis.read import StoredRun, costs, courses, find_runs, read_run
-from potluck.cli.terminal import duration
+from potluck.analysis.courses import COLUMNS, WORDS, Course, course_of, reached_at, virtual
+from potluck.analysis.read import StoredRun, costs, find_runs, read_run
 from potluck.core.federation import ClientId
 from potluck.core.ground.errors import ConfigError
 from potluck.core.ground.rng import fold_in
@@ -30,13 +29,8 @@ from potluck.twin.simulate import Load, Summary, Timed, doubted, simulate, simul
 from potluck.twin.timeline import Closing, Errand, Timeline
 
 _TRIES = 20  # of a simulation whose devices are doubted
-_HOUR, _SHORT = 3600.0, 10.0  # seconds
+_HOUR = 3600.0  # seconds
 _FILE_WIDTH = 160  # characters of a line without a terminal
-_CAPTION = (
-    "a round: the median one; counted: the share of what clients were asked for that counts; waiting: of the time of"
-    " devices that were asked, the share in which they were done and others were not; dropped: of what devices computed"
-    " the share that does not count"
-)
 
 
 @dataclass(frozen=True)
@@ -59,8 +53,7 @@ class Question:
 @dataclass(frozen=True)
 class _Row:
     name: str
-    found: Summary
-    each: list[float]
+    course: Course
     spread: tuple[float, float] | None = None
     reached: float | None = None
 
@@ -104,7 +97,7 @@ def _foreseen(target: str, assignments: Sequence[str], question: Question) -> _R
         ]
         seconds = sorted(_pace(one) for one in tries)
         spread = seconds[0], seconds[-1]
-    return _Row(target, found, each, spread)
+    return _Row(target, Course(found, tuple(each)), spread)
 
 
 def _simulated(experiment: Experiment, known: Foreseen, fleet: Fleet, question: Question) -> Iterator[Timed]:
@@ -125,19 +118,8 @@ def _of_run(run: StoredRun, question: Question) -> _Row:
         raise ConfigError(f"{run.folder}: it ran without a twin; name its devices: --devices FILE.csv")
     if question.hours is not None:
         rounds = list(_within(rounds, question.hours))
-    name, metric = run.metric.name, run.metric
-    ends = {timed.number: timed.end for timed in rounds}
-    reached = None
-    if question.target is not None:
-        scores = ((record.round, record.value("personal", name)) for record in run.rounds)
-        good = (number for number, score in scores if score is not None and not metric.better(question.target, score))
-        reached = ends.get(next(good, 0), math.inf)
-    return _Row(run.name, summed(rounds), [timed.end - timed.start for timed in rounds], reached=reached)
-
-
-def course_of(run: StoredRun) -> list[Timed]:
-    """The finished rounds of a run with a twin, by its virtual clock; none of another run."""
-    return [Timed.of(record) for record in courses(run)]
+    reached = None if question.target is None else reached_at(run, rounds, question.target)
+    return _Row(run.name, Course.of(rounds), reached=reached)
 
 
 def timed_again(run: StoredRun, devices: Sequence[TwinDevice]) -> list[Timed]:
@@ -191,38 +173,21 @@ def _pace(found: Summary) -> float:
 
 
 def _print(rows: Sequence[_Row], question: Question) -> None:
-    table = Table(box=SIMPLE_HEAD, caption=_CAPTION)
-    columns = ["", "rounds", "time", "a round", "counted", "waiting", "dropped", "energy"]
+    table = Table(box=SIMPLE_HEAD, caption=WORDS)
+    columns = ["", *COLUMNS]
     doubted_at_all = any(row.spread for row in rows)
     columns += ["mean round, doubted"] * doubted_at_all
     columns += ["" if question.target is None else f"until {question.target:g}"] * (question.target is not None)
     for place, column in enumerate(columns):
         table.add_column(column, justify="right" if place else "left", overflow="fold")
     for row in rows:
-        cells = _cells(row)
+        cells = [row.name, *row.course.cells]
         if doubted_at_all:
-            cells.append(" to ".join(map(_time, row.spread)) if row.spread else "")
+            cells.append(" to ".join(map(virtual, row.spread)) if row.spread else "")
         if question.target is not None:
-            known = row.reached is not None and math.isfinite(row.reached)
-            cells.append(_time(row.reached or 0.0) if known else "never" if row.reached else "")
+            cells.append("" if row.reached is None else virtual(row.reached))
         table.add_row(*cells)
     console = Console()
     if not console.is_terminal:
         console.width = _FILE_WIDTH
     console.print(table)
-
-
-def _cells(row: _Row) -> list[str]:
-    found = row.found
-    if not found.rounds:
-        return [row.name, "0", *[""] * 6]
-    heard = f"{found.counted / found.asked:.0%}" if found.asked else ""
-    energy = f"{found.joules / 3.6e6:.3g} kWh" if found.joules else ""
-    pace = _time(median(row.each))
-    shares = (f"{found.idle_share:.0%}", f"{found.dropped_share:.0%}")
-    return [row.name, str(found.rounds), _time(found.seconds), pace, heard, *shares, energy]
-
-
-def _time(seconds: float) -> str:
-    """A duration, which may be shorter than a second."""
-    return f"{seconds:.2g} s" if seconds < _SHORT else duration(seconds)

@@ -15,7 +15,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from potluck.cli.terminal import console_on, duration, line_of, megabytes
+from potluck.cli.terminal import console_on, line_of, megabytes
 from potluck.core.ground.errors import CheckpointError
 from potluck.locks import is_locked
 from potluck.records import (
@@ -32,6 +32,7 @@ from potluck.records import (
     Progress,
     RoundRecord,
     check_is_run,
+    duration,
 )
 from potluck.seals import read_sealed
 

@@ -116,7 +116,12 @@ function linesOf(series, axis, kind) {
 
 // ---- the chart ---------------------------------------------------------------------------------------------------
 
-const AXES = { round: "rounds", megabytes: "megabytes sent", seconds: "seconds of training" };
+const AXES = {
+  round: "rounds", megabytes: "megabytes sent", seconds: "seconds of training",
+  virtual: "seconds on the clients’ devices", teraflops: "computing of clients, 10¹² operations",
+  joules: "joules of the machine",
+};
+const UNITS = { virtual: "s on the devices", teraflops: "·10¹² operations", joules: "J" };
 const FEW = 8;
 
 const chart = {
@@ -415,7 +420,7 @@ const chart = {
     const unit = this.series.percent ? " %" : "", spread = point.std === null ? "" : ` ± ${shown(point.std, this.series.percent)}`;
     const drawn = `${shown(point.y, this.series.percent)}${spread}${unit}`;
     const value = numbers.smooth > 1 ? `${this.withUnit(point.measured)}, smoothed ${drawn}` : drawn;
-    const where = this.axis === "round" ? `round ${point.round}` : `round ${point.round}, ${shown(point.x, false)} ${this.axis}`;
+    const where = this.axis === "round" ? `round ${point.round}` : `round ${point.round}, ${shown(point.x, false)} ${UNITS[this.axis] ?? this.axis}`;
     const over = point.count > 1 ? `, ${point.count} seeds` : "";
     tip.replaceChildren(make("strong", {}, at.line.name), `${value}`, make("br"), make("span", { class: "quiet" }, `${where}${over}`));
     this.place(tip, x, y);
