@@ -1,6 +1,9 @@
-"""What a metric costs: curves over what was spent until each round, in every currency that records have."""
+"""What a metric costs: curves over what was spent until each round, in every currency that records have.
 
-from collections.abc import Callable, Mapping
+And what a round of each architecture's clients takes.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from statistics import fmean
@@ -9,7 +12,68 @@ from potluck.analysis.courses import course_of
 from potluck.analysis.groups import Group
 from potluck.analysis.read import StoredRun, costs, seconds
 from potluck.analysis.tables import BYTES_PER_MEGABYTE
-from potluck.records import Measure
+from potluck.records import CostRecord, Measure
+
+SERVER = "server"
+"""Whose row is beside those of architectures."""
+
+
+@dataclass(frozen=True)
+class WorkRow:
+    """What a round of one client takes, mean over an architecture's clients and the rounds in which they were asked.
+
+    Attributes:
+        architecture: its name, or `SERVER`.
+        clients: how many of them were asked; None of the server.
+        gigaflops: thousand million floating-point operations; None if a machine does not say.
+        most_gigaflops: of the client and round with most.
+        memory: megabytes of tensors that were there at once, of the client and round with most; None likewise.
+        megabytes_down: received; `megabytes_up` sent.
+    """
+
+    architecture: str
+    clients: int | None
+    gigaflops: float | None
+    most_gigaflops: float | None
+    memory: float | None
+    megabytes_down: float
+    megabytes_up: float
+
+
+def work_table(runs: Sequence[StoredRun]) -> list[WorkRow]:
+    """The architectures of one experiment in order of appearance, then the server, over all its seeds."""
+    found: dict[str, list[list[CostRecord]]] = {}
+    clients: dict[str, set[int]] = {}
+    for run in runs:
+        names = {line.client: line.architecture for line in run.clients}
+        parts: dict[tuple[int | None, int], list[CostRecord]] = {}
+        for record in costs(run):
+            parts.setdefault((record.client, record.round), []).append(record)
+        for (client, _), own in parts.items():
+            if client is None and not own[0].flops:
+                continue
+            name = SERVER if client is None else names.get(client, "all")
+            found.setdefault(name, []).append(own)
+            clients.setdefault(name, set()).update(() if client is None else (client,))
+    order = [name for name in dict.fromkeys(line.architecture for run in runs for line in run.clients) if name in found]
+    return [_work(name, len(clients[name]) or None, found[name]) for name in dict.fromkeys([*order, *found])]
+
+
+def _work(name: str, clients: int | None, parts: Sequence[Sequence[CostRecord]]) -> WorkRow:
+    """Of parts in rounds, each the records of one client in one round."""
+    heard = [own for own in parts if any(record.bytes_up or record.flops is not None for record in own)]
+    told = heard and all(record.flops is not None for own in heard for record in own if record.bytes_up)
+    flops = [sum(record.flops or 0 for record in own) / 1e9 for own in heard] if told else []
+    memory = [record.memory for own in heard for record in own if record.memory is not None]
+    return WorkRow(
+        architecture=name,
+        clients=clients,
+        gigaflops=fmean(flops) if flops else None,
+        most_gigaflops=max(flops, default=None),
+        memory=max(memory) / BYTES_PER_MEGABYTE if memory else None,
+        megabytes_down=fmean(sum(record.bytes_down for record in own) for own in parts) / BYTES_PER_MEGABYTE,
+        megabytes_up=fmean(sum(record.bytes_up for record in own) for own in parts) / BYTES_PER_MEGABYTE,
+    )
 
 
 @dataclass(frozen=True)

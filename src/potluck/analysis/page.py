@@ -13,6 +13,7 @@ from typing import Any
 from markupsafe import Markup
 
 from potluck.analysis.compare import ComparedRow, compare
+from potluck.analysis.costs import work_table
 from potluck.analysis.courses import COLUMNS, WORDS
 from potluck.analysis.embedded import Embedded, as_json, embedded, page_value, series_of
 from potluck.analysis.findings import gain_sentences
@@ -111,6 +112,7 @@ def page_text(
         "architectures": [(members.label, row) for members in groups for row in architecture_table(members.runs)],
         "metrics": [(members.label, row) for members in groups for row in metric_table(members.runs)],
         "traffic": [(members.label, row) for members in groups for row in traffic_table(members.runs)],
+        "work": [(members.label, row) for members in groups for row in work_table(members.runs)],
         "virtual": virtual,
         "columns": COLUMNS,
         "words_on_columns": WORDS,
