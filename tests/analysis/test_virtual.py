@@ -13,7 +13,7 @@ from potluck.analysis.plots.gantt import MOST_ROWS, Bar, gantt
 from potluck.analysis.read import read_run
 from potluck.cli.twin import Question, print_twins
 from potluck.twin.simulate import Timed
-from potluck.twin.timeline import Turn
+from potluck.twin.timeline import ALONE, Turn
 
 from .test_page import Page
 
@@ -91,7 +91,7 @@ def test_bars_are_in_percent_of_what_is_drawn():
         (1, Turn(3, "late", 12.0, 99.0, 80.0)),
         (1, Turn(4, "left", 12.0, 14.0, 2.0)),
     )
-    found = gantt(Timed(7, 10.0, 20.0, turns), lambda client: f"c{client}")  # 12 s are drawn, so 3 s are 25 %
+    found = gantt([Timed(7, 10.0, 20.0, turns)], lambda client: f"c{client}")  # 12 s are drawn, so 3 s are 25 %
     assert found is not None
     assert {row.name: row.words for row in found.rows} == {
         "c0": "counted, 5 s",
@@ -117,7 +117,7 @@ def test_of_many_clients_it_is_counted_how_many_do_what():
     half = 2 * MOST_ROWS
     turns = [(1, Turn(c, "counted", 0.0, 60.0 if c % 2 else 30.0, 30.0)) for c in range(half)]
     turns += [(1, Turn(half + c, "absent", 0.0, 0.0)) for c in range(half)]
-    found = gantt(Timed(1, 0.0, 60.0, tuple(turns)), str)
+    found = gantt([Timed(1, 0.0, 60.0, tuple(turns))], str)
     assert found is not None
     assert (found.rows, found.clients, found.words) == ((), 160, "80 counted, 80 absent")
     early, late = found.slices[0].stacked, found.slices[-1].stacked
@@ -128,7 +128,7 @@ def test_of_many_clients_it_is_counted_how_many_do_what():
 def test_a_client_that_is_lost_is_asked_no_more():
     turns = ((1, Turn(0, "counted", 0, 2, 2)), (1, Turn(1, "counted", 0, 3, 3)))
     turns += ((2, Turn(0, "counted", 3, 4, 1)), (2, Turn(1, "left", 3, 3.5, 0.5)))
-    found = gantt(Timed(1, 0.0, 4.0, turns), str)
+    found = gantt([Timed(1, 0.0, 4.0, turns)], str)
     assert found is not None
     assert [row.words for row in found.rows] == ["3 s in 2 exchanges", "left in exchange 2, 0.5 s"]
     assert found.words == "2 exchanges: 3 counted, 1 left"
@@ -136,4 +136,25 @@ def test_a_client_that_is_lost_is_asked_no_more():
 
 
 def test_a_round_in_which_no_time_passes_has_no_picture():
-    assert gantt(Timed(1, 5.0, 5.0, ((1, Turn(0, "counted", 5.0, 5.0)),)), str) is None
+    assert gantt([Timed(1, 5.0, 5.0, ((1, Turn(0, "counted", 5.0, 5.0)),))], str) is None
+
+
+def test_of_asynchronous_rounds_the_first_ones_are_drawn_and_nobody_waits():
+    rounds = [
+        Timed(1, 0.0, 2.0, ((ALONE, Turn(0, "counted", 0.0, 1.0, 1.0)), (ALONE, Turn(1, "counted", 0.0, 2.0, 1.0)))),
+        Timed(2, 2.0, 4.0, ((ALONE, Turn(0, "counted", 1.0, 3.0, 2.0)), (ALONE, Turn(2, "left", 0.0, 4.0, 4.0)))),
+    ]
+    found = gantt(rounds, lambda client: f"c{client}")
+    assert found is not None
+    assert (found.title, found.words, found.closes) == ("rounds 1 to 2", "3 counted, 1 left", (50.0, 100.0))
+    bars = {row.name: [(bar.kind, bar.left, bar.width) for bar in row.bars] for row in found.rows}
+    assert bars == {
+        "c0": [("computing", 0.0, 25.0), ("computing", 25.0, 50.0)],
+        "c1": [("computing", 0.0, 25.0), ("carrying", 25.0, 25.0)],
+        "c2": [("vain", 0.0, 100.0)],
+    }
+    assert {row.name: row.words for row in found.rows} == {
+        "c0": "2 of 2 counted",
+        "c1": "counted, 2 s",
+        "c2": "left, 4 s",
+    }

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from potluck.analysis.courses import Course, course_of, median_round, reached_at, virtual
+from potluck.analysis.courses import Course, course_of, reached_at, virtual
 from potluck.analysis.groups import Group
 from potluck.analysis.plots.gantt import Gantt, gantt
 from potluck.analysis.read import StoredRun
@@ -65,4 +65,4 @@ def _row(run: StoredRun, name: str, rounds: Sequence[Timed], target: float | Non
 
 
 def _picture(run: StoredRun, rounds: Sequence[Timed]) -> Gantt | None:
-    return gantt(median_round(rounds), lambda client: run.client_name(client).removeprefix("client "))
+    return gantt(rounds, lambda client: run.client_name(client).removeprefix("client "))

@@ -1,13 +1,13 @@
-"""One round by a virtual clock as bars: who was asked, computed, carried, waited, and what of it was in vain."""
+"""One round by a virtual clock, or several asynchronous ones, as bars: who was asked, computed, carried, waited, and what of it was in vain."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from potluck.analysis.courses import virtual
+from potluck.analysis.courses import median_round, virtual
 from potluck.twin.simulate import Timed
-from potluck.twin.timeline import Fate, Turn
+from potluck.twin.timeline import ALONE, Fate, Turn
 
 Kind = Literal["computing", "carrying", "waiting", "vain", "absent"]
 KINDS: Mapping[Kind, str] = {
@@ -21,6 +21,7 @@ KINDS: Mapping[Kind, str] = {
 MOST_ROWS = 40
 """Clients that have a row each; of more, it is counted how many do what."""
 _SLICES = 60
+_TURNS = 120  # of asynchronous rounds, as many as are drawn
 _BEYOND = 0.2  # of a round's length, as much as is drawn of what goes on after it
 _TICKS = 4
 _GOES_ON = "›"
@@ -57,10 +58,10 @@ class Slice:
 
 @dataclass(frozen=True)
 class Gantt:
-    """The picture of one round.
+    """The picture of one round, or of several asynchronous ones.
 
     Attributes:
-        number: the round's.
+        title: which it is.
         clients: how many there were to be asked.
         words: what came of them.
         rows: of each client; empty of more than `MOST_ROWS`, of which there are `slices`.
@@ -70,7 +71,7 @@ class Gantt:
         ticks: virtual durations since the round began, by place in percent.
     """
 
-    number: int
+    title: str
     clients: int
     words: str
     rows: tuple[GanttRow, ...]
@@ -92,13 +93,37 @@ class Gantt:
         return {kind: words for kind, words in KINDS.items() if kind in shown}
 
 
-def gantt(timed: Timed, name: Callable[[int], str]) -> Gantt | None:
-    """The picture of a round; None of one in which no time passed.
+def gantt(rounds: Sequence[Timed], name: Callable[[int], str]) -> Gantt | None:
+    """The picture of a run's round of median length, or of its first ones where they are asynchronous.
 
     Args:
-        timed: the round.
+        rounds: all of the run.
         name: of a client.
+
+    Returns:
+        None if no time passed.
     """
+    if any(exchange == ALONE for timed in rounds for exchange, _ in timed.turns):
+        first = list(_of_so_many_turns(rounds))
+        turns = tuple(turn for timed in first for turn in timed.turns)
+        whole = Timed(first[0].number, first[0].start, first[-1].end, turns)
+        title = f"rounds {first[0].number} to {first[-1].number}"
+        return _gantt(whole, title, [timed.end for timed in first], name)
+    timed = median_round(rounds)
+    return _gantt(timed, f"round {timed.number}, the median one", list(_closes(timed).values()), name)
+
+
+def _of_so_many_turns(rounds: Sequence[Timed]) -> Iterator[Timed]:
+    """The first rounds, until as many turns have ended as a picture can show."""
+    ended = 0
+    for timed in rounds:
+        ended += len(timed.turns)
+        yield timed
+        if ended >= _TURNS:
+            return
+
+
+def _gantt(timed: Timed, title: str, ends_of_exchanges: Sequence[float], name: Callable[[int], str]) -> Gantt | None:
     ends = [turn.finish for _, turn in timed.turns]
     length = timed.end - timed.start
     shown = min(max([timed.end, *ends]) - timed.start, length * (1 + _BEYOND))
@@ -112,7 +137,10 @@ def gantt(timed: Timed, name: Callable[[int], str]) -> Gantt | None:
     turns: dict[int, list[tuple[int, Turn]]] = {}
     for exchange, turn in timed.turns:
         turns.setdefault(turn.client, []).append((exchange, turn))
-    spans = {client: [span for e, turn in own for span in _spans(turn, closes[e])] for client, own in turns.items()}
+    spans = {
+        client: [span for e, turn in own for span in _spans(turn, turn.finish if e == ALONE else closes[e])]
+        for client, own in turns.items()
+    }
     few = len(turns) <= MOST_ROWS
     rows = [
         GanttRow(name(client), tuple(_bars(spans[client], place)), _became([turn for _, turn in own], timed))
@@ -122,13 +150,13 @@ def gantt(timed: Timed, name: Callable[[int], str]) -> Gantt | None:
     slices = () if few else _sliced(list(spans.values()), timed.start, shown)
     ticks = tuple((100 * at / _TICKS, virtual(shown * at / _TICKS)) for at in range(_TICKS + 1))
     return Gantt(
-        number=timed.number,
+        title=title,
         clients=len(turns),
         words=_fates(timed),
         rows=tuple(rows),
         slices=tuple(slices),
         width=100 / _SLICES,
-        closes=tuple(dict.fromkeys(map(place, closes.values()))),
+        closes=tuple(dict.fromkeys(map(place, ends_of_exchanges))),
         ticks=ticks,
     )
 
@@ -167,6 +195,8 @@ def _bars(spans: Sequence[_Span], place: Callable[[float], float]) -> Iterator[B
 
 def _became(turns: Sequence[Turn], timed: Timed) -> str:
     """What became of a client's parts, in a few words."""
+    if len(turns) > 1 and timed.turns[0][0] == ALONE:
+        return f"{sum(turn.fate == 'counted' for turn in turns)} of {len(turns)} counted"
     bad = next((turn for turn in turns if turn.fate != "counted"), None)
     if bad is None:
         spent = virtual(sum(turn.finish - turn.start for turn in turns))
