@@ -1,4 +1,4 @@
-"""One round by a virtual clock, or several asynchronous ones, as bars: who computed, carried, waited, or was in vain."""
+"""One round by a virtual clock, or several asynchronous ones, as bars: who computed, carried, waited, or in vain."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
