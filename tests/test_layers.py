@@ -155,7 +155,7 @@ def test_recipes_read_results_and_nothing_but_the_command_line_imports_them():
 
 
 def test_testing_imports_what_it_tests():
-    only(files("testing"), "core", "parts", "engine", "methods", "models", "experiment", "records", "testing")
+    only(files("testing"), "core", "parts", "engine", "methods", "models", "experiment", "records", "testing", "twin")
 
 
 def test_nothing_below_the_command_line_imports_it():

@@ -13,7 +13,7 @@ from potluck.analysis.plots.gantt import MOST_ROWS, Bar, gantt
 from potluck.analysis.read import read_run
 from potluck.cli.twin import Question, print_twins
 from potluck.twin.simulate import Timed
-from potluck.twin.timeline import ALONE, Turn
+from potluck.twin.timeline import UNAWAITED, Turn
 
 from .test_page import Page
 
@@ -141,8 +141,15 @@ def test_a_round_in_which_no_time_passes_has_no_picture():
 
 def test_of_asynchronous_rounds_the_first_ones_are_drawn_and_nobody_waits():
     rounds = [
-        Timed(1, 0.0, 2.0, ((ALONE, Turn(0, "counted", 0.0, 1.0, 1.0)), (ALONE, Turn(1, "counted", 0.0, 2.0, 1.0)))),
-        Timed(2, 2.0, 4.0, ((ALONE, Turn(0, "counted", 1.0, 3.0, 2.0)), (ALONE, Turn(2, "left", 0.0, 4.0, 4.0)))),
+        Timed(
+            1,
+            0.0,
+            2.0,
+            ((UNAWAITED, Turn(0, "counted", 0.0, 1.0, 1.0)), (UNAWAITED, Turn(1, "counted", 0.0, 2.0, 1.0))),
+        ),
+        Timed(
+            2, 2.0, 4.0, ((UNAWAITED, Turn(0, "counted", 1.0, 3.0, 2.0)), (UNAWAITED, Turn(2, "left", 0.0, 4.0, 4.0)))
+        ),
     ]
     found = gantt(rounds, lambda client: f"c{client}")
     assert found is not None

@@ -9,8 +9,8 @@ import pytest
 from potluck.analysis.read import costs, read_run
 from potluck.cli.twin import course_of
 from potluck.core.ground.errors import CheckpointError, ConfigError
+from potluck.engine.rounds.asynchrony.departures import Departures
 from potluck.engine.rounds.asynchrony.rules import Asynchrony
-from potluck.engine.rounds.asynchrony.schedule import Schedule
 from potluck.experiment.federation.assemble import assemble
 from potluck.experiment.running.asynchrony import check_asynchronous
 from potluck.experiment.running.execute import execute, prepare
@@ -125,10 +125,10 @@ def test_what_is_foreseen_is_what_a_run_takes(tmp_path, rule):
     experiment = resolve(tree(12, rule=rule, evaluate_every=12))
     federation, run = assemble(experiment).federation, experiment.run
     known, ids = foresee(experiment, federation), range(4)
-    schedule = Schedule(run.rounds_close.asynchronous, 4)
+    departures = Departures(run.rounds_close.asynchronous, 4)
     course = run.course(Fleet(run.twin.devices, ids))
     order = lambda number: run.order(ids, number)  # noqa: E731
-    foreseen = list(islice(simulate_asynchronously(course, schedule, known.load, order), 12))
+    foreseen = list(islice(simulate_asynchronously(course, departures, known.load, order), 12))
     play(tmp_path / "a", tree(12, rule=rule, evaluate_every=12))
     assert foreseen[-1].end == pytest.approx(course_of(read_run(tmp_path / "a"))[-1].end, rel=0.1)
 

@@ -11,12 +11,12 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from potluck.analysis.courses import COLUMNS, WORDS, Course, course_of, reached_at, virtual
+from potluck.analysis.courses import COLUMNS, WORDS, TimeTaken, course_of, reached_at, virtual
 from potluck.analysis.read import StoredRun, costs, find_runs, read_run
 from potluck.core.federation import ClientId
 from potluck.core.ground.errors import ConfigError
 from potluck.core.ground.rng import fold_in
-from potluck.engine.rounds.asynchrony.schedule import Schedule
+from potluck.engine.rounds.asynchrony.departures import Departures
 from potluck.experiment.federation.suitability import federation_of
 from potluck.experiment.running.asynchrony import check_asynchronous
 from potluck.experiment.running.foresee import Foreseen, foresee
@@ -53,7 +53,7 @@ class Question:
 @dataclass(frozen=True)
 class _Row:
     name: str
-    course: Course
+    course: TimeTaken
     spread: tuple[float, float] | None = None
     reached: float | None = None
 
@@ -97,7 +97,7 @@ def _foreseen(target: str, assignments: Sequence[str], question: Question) -> _R
         ]
         seconds = sorted(_pace(one) for one in tries)
         spread = seconds[0], seconds[-1]
-    return _Row(target, Course(found, tuple(each)), spread)
+    return _Row(target, TimeTaken(found, tuple(each)), spread)
 
 
 def _simulated(experiment: Experiment, known: Foreseen, fleet: Fleet, question: Question) -> Iterator[Timed]:
@@ -106,8 +106,8 @@ def _simulated(experiment: Experiment, known: Foreseen, fleet: Fleet, question: 
         rounds = simulate(run.course(fleet), known.loads(experiment), run.needed)
     else:
         ids = sorted(known.like)
-        schedule = Schedule(rule, run.cohort_size(len(ids)))
-        rounds = simulate_asynchronously(run.course(fleet), schedule, known.load, partial(run.order, ids))
+        departures = Departures(rule, run.cohort_size(len(ids)))
+        rounds = simulate_asynchronously(run.course(fleet), departures, known.load, partial(run.order, ids))
     return islice(rounds, run.rounds) if question.hours is None else _within(rounds, question.hours)
 
 
@@ -119,7 +119,7 @@ def _of_run(run: StoredRun, question: Question) -> _Row:
     if question.hours is not None:
         rounds = list(_within(rounds, question.hours))
     reached = None if question.target is None else reached_at(run, rounds, question.target)
-    return _Row(run.name, Course.of(rounds), reached=reached)
+    return _Row(run.name, TimeTaken.of(rounds), reached=reached)
 
 
 def timed_again(run: StoredRun, devices: Sequence[TwinDevice]) -> list[Timed]:

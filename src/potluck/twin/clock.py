@@ -15,7 +15,7 @@ from potluck.engine.executors.held import Held
 from potluck.engine.numerics.costs import Cost
 from potluck.engine.rounds.clock import Clock
 from potluck.twin.devices import MIB
-from potluck.twin.timeline import ALONE, Errand, Timeline, Turn
+from potluck.twin.timeline import UNAWAITED, Errand, Timeline, Turn
 
 _WHY = {
     "late": "its answer would have come after {:.6g} s, when the exchange had closed",
@@ -126,7 +126,7 @@ class AsynchronousTwinClock(TwinClock):
 
     def land(self, client: ClientId) -> None:
         """Note that a client is under way no more."""
-        self._turns.append((ALONE, self._under_way.pop(client)))
+        self._turns.append((UNAWAITED, self._under_way.pop(client)))
 
     def outcomes(
         self,

@@ -10,10 +10,10 @@ import torch
 
 from potluck.core.federation import ClientId
 from potluck.core.ground.rng import Key
-from potluck.engine.rounds.asynchrony.schedule import Schedule
+from potluck.engine.rounds.asynchrony.departures import Departures
 from potluck.engine.rounds.lost import Lost
 from potluck.twin.devices import TwinDevice
-from potluck.twin.timeline import ALONE, Errand, Timeline, Turn
+from potluck.twin.timeline import UNAWAITED, Errand, Timeline, Turn
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def simulate(course: Timeline, loads: Iterable[Load], needed: Callable[[int], in
 
 def simulate_asynchronously(
     course: Timeline,
-    schedule: Schedule,
+    departures: Departures,
     load: Callable[[int, list[ClientId]], Load],
     order: Callable[[int], Sequence[ClientId]],
 ) -> Iterator[Timed]:
@@ -78,29 +78,29 @@ def simulate_asynchronously(
 
     Args:
         course: the clock at its start.
-        schedule: likewise.
+        departures: likewise.
         load: what clients that are asked in a round take, all in one exchange.
         order: all clients in a round, those first that are preferred.
     """
     under_way: dict[ClientId, Turn] = {}
     for number in count(1):
         start, landed, clients = course.now, list[tuple[int, Turn]](), order(number)
-        schedule.begin()
-        while not (ready := schedule.ready()):
-            if asked := schedule.to_ask(clients, course):
+        departures.begin()
+        while not (ready := departures.ready()):
+            if asked := departures.to_ask(clients, course):
                 (parts,) = load(number, asked).exchanges
                 turns = {client: course.turn(client, parts[client]) for client in asked}
                 under_way |= turns
-                schedule.depart({client: turn.finish for client, turn in turns.items()}, clients)
+                departures.depart({client: turn.finish for client, turn in turns.items()}, clients)
                 continue
             try:
-                client = schedule.pass_time(clients, course)
+                client = departures.pass_time(clients, course)
             except Lost:
                 return
             if client is not None:
-                landed.append((ALONE, turn := under_way.pop(client)))
-                schedule.land(client, turn.fate == "counted")
-        schedule.merge(ready)
+                landed.append((UNAWAITED, turn := under_way.pop(client)))
+                departures.land(client, turn.fate == "counted")
+        departures.merge(ready)
         course.serve(load(number, ready).server)
         yield Timed(number, start, course.now, tuple(landed))
 
@@ -139,7 +139,7 @@ class Summary:
         for place, turn in timed.turns:
             by_exchange.setdefault(place, []).append(turn)
         for place, turns in by_exchange.items():
-            self._add(turns, together=place != ALONE)
+            self._add(turns, together=place != UNAWAITED)
 
     def _add(self, turns: Sequence[Turn], together: bool) -> None:
         self.asked += len(turns)

@@ -13,7 +13,7 @@ Fate = Literal["counted", "late", "left", "absent", "failed"]
 """What became of a client's part in an exchange: its reply counts; it came after the exchange had closed; its device
 left in the middle; it was not there, or still at work on what came too late; or its work failed."""
 
-ALONE = 0
+UNAWAITED = 0
 """Instead of an exchange's number: the client was on its way alone, and nobody waited for it."""
 
 

@@ -7,10 +7,10 @@ from typing import Literal
 
 from potluck.analysis.courses import median_round, virtual
 from potluck.twin.simulate import Timed
-from potluck.twin.timeline import ALONE, Fate, Turn
+from potluck.twin.timeline import UNAWAITED, Fate, Turn
 
-Kind = Literal["computing", "carrying", "waiting", "vain", "absent"]
-KINDS: Mapping[Kind, str] = {
+BarKind = Literal["computing", "carrying", "waiting", "vain", "absent"]
+KINDS: Mapping[BarKind, str] = {
     "computing": "computing",
     "carrying": "carrying: receiving and sending, drawn together",
     "waiting": "waiting for others",
@@ -26,14 +26,14 @@ _BEYOND = 0.2  # of a round's length, as much as is drawn of what goes on after 
 _TICKS = 4
 _GOES_ON = "›"
 _FATES: tuple[Fate, ...] = ("counted", "late", "left", "failed", "absent")
-_Span = tuple[Kind, float, float]
+_Span = tuple[BarKind, float, float]
 
 
 @dataclass(frozen=True)
 class Bar:
     """A part of a row, in percent of its width."""
 
-    kind: Kind
+    kind: BarKind
     left: float
     width: float
     words: str = ""
@@ -53,7 +53,7 @@ class Slice:
     """A part of the time of many clients: how many did what, in percent of all, by kind, one upon another."""
 
     left: float
-    stacked: tuple[tuple[Kind, float, float], ...]
+    stacked: tuple[tuple[BarKind, float, float], ...]
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class Gantt:
         return any(row.words.endswith(_GOES_ON) for row in self.rows)
 
     @property
-    def kinds(self) -> dict[Kind, str]:
+    def kinds(self) -> dict[BarKind, str]:
         """The kinds of bars in it, and how they are called."""
         shown = {bar.kind for row in self.rows for bar in row.bars}
         shown |= {kind for one in self.slices for kind, _, _ in one.stacked}
@@ -103,7 +103,7 @@ def gantt(rounds: Sequence[Timed], name: Callable[[int], str]) -> Gantt | None:
     Returns:
         None if no time passed.
     """
-    if any(exchange == ALONE for timed in rounds for exchange, _ in timed.turns):
+    if any(exchange == UNAWAITED for timed in rounds for exchange, _ in timed.turns):
         first = list(_of_so_many_turns(rounds))
         turns = tuple(turn for timed in first for turn in timed.turns)
         whole = Timed(first[0].number, first[0].start, first[-1].end, turns)
@@ -138,7 +138,7 @@ def _gantt(timed: Timed, title: str, ends_of_exchanges: Sequence[float], name: C
     for exchange, turn in timed.turns:
         turns.setdefault(turn.client, []).append((exchange, turn))
     spans = {
-        client: [span for e, turn in own for span in _spans(turn, turn.finish if e == ALONE else closes[e])]
+        client: [span for e, turn in own for span in _spans(turn, turn.finish if e == UNAWAITED else closes[e])]
         for client, own in turns.items()
     }
     few = len(turns) <= MOST_ROWS
@@ -195,7 +195,7 @@ def _bars(spans: Sequence[_Span], place: Callable[[float], float]) -> Iterator[B
 
 def _became(turns: Sequence[Turn], timed: Timed) -> str:
     """What became of a client's parts, in a few words."""
-    if len(turns) > 1 and timed.turns[0][0] == ALONE:
+    if len(turns) > 1 and timed.turns[0][0] == UNAWAITED:
         return f"{sum(turn.fate == 'counted' for turn in turns)} of {len(turns)} counted"
     bad = next((turn for turn in turns if turn.fate != "counted"), None)
     if bad is None:
@@ -223,7 +223,7 @@ def _sliced(spans: Sequence[Sequence[_Span]], start: float, shown: float) -> Ite
         spent = dict.fromkeys(KINDS, 0.0)
         for kind, since, until in (span for own in spans for span in own):
             spent[kind] += max(0.0, min(until, begins + step) - max(since, begins))
-        upon, stacked = 0.0, list[tuple[Kind, float, float]]()
+        upon, stacked = 0.0, list[tuple[BarKind, float, float]]()
         for kind, seconds in spent.items():
             height = 100 * seconds / step / len(spans)
             if height > 0:

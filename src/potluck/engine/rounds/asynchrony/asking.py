@@ -10,9 +10,9 @@ from potluck.core.method import Method
 from potluck.core.roles import Arriving, Server
 from potluck.engine.disk.store import ClientStore
 from potluck.engine.rounds.cohort import RoundCohort
+from potluck.engine.rounds.exchange import ClientHandler
 from potluck.engine.rounds.report import ExchangePlace, RoundReport
 
-Handler = Callable[..., Any]
 Moved = Callable[[ClientId, Message], Message]
 """A function from a client and what it would be sent now to its reply, as the method shall see it."""
 
@@ -21,24 +21,24 @@ class NotOneAsk(ConfigError):
     """A method's round cannot be cut behind one question to its clients."""
 
 
-class _Asked(Exception):  # noqa: N818: it is no error
-    """A method has asked; its round goes no further."""
+class _Asked(Exception):  # noqa: N818
+    """A method has asked, which is no error; its round goes no further."""
 
-    def __init__(self, handler: Handler, messages: Mapping[ClientId, Message]) -> None:
+    def __init__(self, handler: ClientHandler, messages: Mapping[ClientId, Message]) -> None:
         super().__init__()
         self.handler, self.messages = handler, messages
 
 
 def first_ask(
     method: Method[Any], state: Any, clients: Sequence[ClientId], server: Server
-) -> tuple[Handler, Mapping[ClientId, Message]]:
+) -> tuple[ClientHandler, Mapping[ClientId, Message]]:
     """What a round with these clients first asks of them: a handler, and the messages to it.
 
     Raises:
         NotOneAsk: it asks nothing, or not each of them.
     """
 
-    def stop(handler: Handler, messages: Mapping[ClientId, Message], place: ExchangePlace) -> Arriving:
+    def stop(handler: ClientHandler, messages: Mapping[ClientId, Message], place: ExchangePlace) -> Arriving:
         raise _Asked(handler, messages)
 
     try:
@@ -57,7 +57,7 @@ def rest_of_round(method: Method[Any], state: Any, clients: Sequence[ClientId], 
         NotOneAsk: it asks them again.
     """
 
-    def answer(handler: Handler, messages: Mapping[ClientId, Message], place: ExchangePlace) -> Arriving:
+    def answer(handler: ClientHandler, messages: Mapping[ClientId, Message], place: ExchangePlace) -> Arriving:
         if place.exchange > 1:
             raise NotOneAsk("its round asks clients more than once")
 

@@ -10,12 +10,12 @@ from potluck.core.message import Message
 from potluck.core.method import Method
 from potluck.core.roles import Failure, Server
 from potluck.engine.disk.store import ClientStore
-from potluck.engine.rounds.asynchrony.asking import Handler, Moved, Staged, first_ask, rest_of_round
+from potluck.engine.rounds.asynchrony.asking import Moved, Staged, first_ask, rest_of_round
+from potluck.engine.rounds.asynchrony.departures import Departures, Presence
 from potluck.engine.rounds.asynchrony.flights import Flight
 from potluck.engine.rounds.asynchrony.rules import Asynchrony, blend, revised
-from potluck.engine.rounds.asynchrony.schedule import Course, Schedule
 from potluck.engine.rounds.clock import Clock
-from potluck.engine.rounds.exchange import Exchange, Lent
+from potluck.engine.rounds.exchange import ClientHandler, Exchange, Lent
 from potluck.engine.rounds.lost import Lost
 from potluck.engine.rounds.report import ExchangePlace, RoundReport
 
@@ -29,7 +29,7 @@ class ClockOfDepartures(Clock, Protocol):
         course: the time.
     """
 
-    course: Course
+    course: Presence
 
     def due(self, client: ClientId) -> float:
         """When a client that is under way is done, or leaves."""
@@ -65,14 +65,14 @@ class AsynchronousRounds:
     ) -> None:
         self._method, self._rule, self._clock = method, rule, clock
         self._store, self._lend, self._server = store, lend, server
-        self._schedule = Schedule(rule, at_once)
+        self._departures = Departures(rule, at_once)
         self._at_once = at_once
         self._flights: dict[ClientId, Flight] = {}
         self._tiers: dict[int, tuple[int, Any]] = {}  # of each, how often it was updated, and the state then
 
     def begin(self) -> None:
         """Begin anew: nobody is under way."""
-        self._schedule, self._flights, self._tiers = Schedule(self._rule, self._at_once), {}, {}
+        self._departures, self._flights, self._tiers = Departures(self._rule, self._at_once), {}, {}
 
     def close(self, state: Any, order: Order, server: Server, report: RoundReport) -> Any:
         """Ask clients until a round closes; return the state after it.
@@ -86,15 +86,15 @@ class AsynchronousRounds:
         Raises:
             Lost: nobody is left to ask.
         """
-        schedule, course, number = self._schedule, self._clock.course, server.round
-        schedule.begin()
-        while not (ready := schedule.ready()):
-            if asked := schedule.to_ask(order, course):
+        departures, course, number = self._departures, self._clock.course, server.round
+        departures.begin()
+        while not (ready := departures.ready()):
+            if asked := departures.to_ask(order, course):
                 self._depart(number, state, asked, report)
-                schedule.depart({client: self._clock.due(client) for client in asked}, order)
-            elif (client := schedule.pass_time(order, course)) is not None:
+                departures.depart({client: self._clock.due(client) for client in asked}, order)
+            elif (client := departures.pass_time(order, course)) is not None:
                 self._land(client, report)
-        schedule.merge(ready)
+        departures.merge(ready)
         flights = {client: self._flights.pop(client) for client in ready}
         for flight in flights.values():
             flight.tell(report)
@@ -109,14 +109,14 @@ class AsynchronousRounds:
         """Who is under way between two rounds, as a tree, from which `go_on` can go on."""
         tiers = {tier: {"updates": times, "state": _fields(state)} for tier, (times, state) in self._tiers.items()}
         flights = {client: flight.packed() for client, flight in sorted(self._flights.items())}
-        return {"flights": flights, "tiers": tiers, "schedule": self._schedule.state()}
+        return {"flights": flights, "tiers": tiers, "departures": self._departures.state()}
 
     def go_on(self, state: Mapping[str, Any], kind: type[Any]) -> None:
         """Go on from a state; `kind` is the type of the method's states."""
         self.begin()
         self._flights = {client: Flight.unpacked(client, tree) for client, tree in state["flights"].items()}
         self._tiers = {tier: (one["updates"], kind(**one["state"])) for tier, one in state["tiers"].items()}
-        self._schedule.go_on(state["schedule"])
+        self._departures.go_on(state["departures"])
 
     def _depart(self, number: int, state: Any, clients: Sequence[ClientId], report: RoundReport) -> None:
         """Ask clients, who answer at once as far as this process is concerned."""
@@ -148,7 +148,7 @@ class AsynchronousRounds:
         return Message(**{name: message[name] for name in names if name in message and name in reply})
 
     def _replies(
-        self, handler: Handler, messages: Mapping[ClientId, Message], place: ExchangePlace, staged: Staged
+        self, handler: ClientHandler, messages: Mapping[ClientId, Message], place: ExchangePlace, staged: Staged
     ) -> dict[ClientId, Message]:
         replies: dict[ClientId, Message] = {}
         with suppress(Lost):  # if nobody has answered, other clients may still close the round
@@ -161,7 +161,7 @@ class AsynchronousRounds:
         failed = isinstance(self._flights[client].reply, Failure)
         if failed:
             self._flights.pop(client).tell(report)
-        self._schedule.land(client, counted=not failed)
+        self._departures.land(client, counted=not failed)
 
     def _merged(self, state: Any, flights: Mapping[ClientId, Flight], server: Server) -> Any:
         def alone(client: ClientId, now: Message) -> Message:
@@ -174,7 +174,7 @@ class AsynchronousRounds:
     def _moved_in_tiers(self, state: Any, flights: Mapping[ClientId, Flight], number: int) -> Moved:
         """FedAT, Algorithm 1: the mean of a tier's replies is weighed with the weights of all other tiers."""
         clients, tiers = list(flights), self._rule.tiers or 1
-        own = self._schedule.tier(clients[0])
+        own = self._departures.tier(clients[0])
         replies = {client: _reply(flight) for client, flight in flights.items()}
         before = self._tiers or dict.fromkeys(range(tiers), (0, state))
         after = rest_of_round(self._method, state, clients, self._server(number), lambda client, now: replies[client])

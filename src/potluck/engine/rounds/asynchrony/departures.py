@@ -10,7 +10,7 @@ from potluck.engine.rounds.asynchrony.rules import Asynchrony
 from potluck.engine.rounds.lost import Lost
 
 
-class Course(Protocol):
+class Presence(Protocol):
     """The time, and who is there when.
 
     Attributes:
@@ -28,7 +28,7 @@ class Course(Protocol):
         ...
 
 
-class Schedule:
+class Departures:
     """Clients that are under way, and those whose replies wait for the round to close.
 
     A client whose reply waits is not asked before it is merged, and one that has failed or left not again in the same
@@ -51,7 +51,7 @@ class Schedule:
         """A round begins: also those may be asked that have failed or left in the last one."""
         self._spent.clear()
 
-    def to_ask(self, order: Sequence[ClientId], course: Course) -> list[ClientId]:
+    def to_ask(self, order: Sequence[ClientId], course: Presence) -> list[ClientId]:
         """The clients to be asked now, ascending.
 
         Args:
@@ -82,7 +82,7 @@ class Schedule:
             tiers = self._rule.tiers
             self._tiers = {client: place * tiers // len(fastest) for place, client in enumerate(fastest)}
 
-    def pass_time(self, order: Sequence[ClientId], course: Course) -> ClientId | None:
+    def pass_time(self, order: Sequence[ClientId], course: Presence) -> ClientId | None:
         """Let time pass until something happens; return the client that is done, None if another is there now.
 
         Raises:
@@ -123,11 +123,11 @@ class Schedule:
         return self._tiers[client]
 
     def state(self) -> dict[str, Any]:
-        """All of this between two rounds, from which another schedule can go on."""
+        """All of this between two rounds, from which others can go on."""
         return {"under_way": dict(self._under_way), "waiting": list(self._waiting), "tiers": dict(self._tiers)}
 
     def go_on(self, state: Mapping[str, Any]) -> None:
-        """Go on from the state of another schedule."""
+        """Go on from the state of others."""
         self._under_way, self._waiting = dict(state["under_way"]), list(state["waiting"])
         self._order = sorted((due, client) for client, due in self._under_way.items())
         self._tiers = dict(state["tiers"])
