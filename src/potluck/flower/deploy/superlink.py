@@ -16,7 +16,7 @@ from potluck.flower.deploy.keys import CA, SERVER, SERVER_KEY, registered
 from potluck.flower.deploy.processes import environment, free_port, start, stop
 
 CONNECTION = "potluck"
-_STARTS_WITHIN = 60.0  # seconds
+_STARTS_WITHIN, _ANSWERS_WITHIN = 60.0, 120.0  # seconds
 
 
 class FlowerError(PotluckError):
@@ -107,17 +107,24 @@ class SuperLink:
         """Run one of Flower's commands and return its answer.
 
         Raises:
-            FlowerError: it failed.
+            FlowerError: it failed, or took too long.
         """
-        done = subprocess.run(
-            [str(Path(sys.executable).parent / "flwr"), *arguments, "--format", "json"],
-            env=environment(self._home), stdin=subprocess.DEVNULL, capture_output=True, text=True,
-            timeout=120, check=False,
-        )  # fmt: skip
+        what = f"flwr {' '.join(arguments[:2])}"
+        try:
+            done = subprocess.run(
+                [str(Path(sys.executable).parent / "flwr"), *arguments, "--format", "json"],
+                env=environment(self._home), stdin=subprocess.DEVNULL, capture_output=True, text=True,
+                timeout=_ANSWERS_WITHIN, check=False,
+            )  # fmt: skip
+        except subprocess.TimeoutExpired as error:
+            raise FlowerError(
+                f"{what}: no answer within {_ANSWERS_WITHIN:g} s; such a command takes a second or two where this"
+                " machine has nothing else to do: see what keeps it busy"
+            ) from error
         answer = _json_in(done.stdout)
         if not answer.get("success"):
             why = answer.get("error-message") or done.stderr or done.stdout
-            raise FlowerError(f"flwr {' '.join(arguments[:2])}: {' '.join(str(why).split())}")
+            raise FlowerError(f"{what}: {' '.join(str(why).split())}")
         return dict(answer)
 
     def _connection(self) -> str:
