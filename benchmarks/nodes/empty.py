@@ -1,0 +1,60 @@
+"""Empty: exchanges in which nothing is computed and next to nothing is sent, for measuring what a node takes for one.
+
+Each client is asked alone, several times in a row, so that it is where it is in a run's rounds when it is asked again:
+just after its last answer. The first time is left out.
+"""
+
+import time
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+import torch
+
+from potluck.core.federation import ClientId
+from potluck.core.message import Message
+from potluck.core.method import Method, on_client
+from potluck.core.roles import Client, Cohort, Server
+
+
+@dataclass(frozen=True)
+class State:
+    """Nothing."""
+
+
+@dataclass(frozen=True)
+class Empty(Method[State]):
+    """`times` is how often each client is asked, after a first time."""
+
+    times: int = 5
+
+    keeps_model = False
+
+    def init(self, server: Server) -> State:
+        """Nothing."""
+        return State()
+
+    def round(self, state: State, cohort: Cohort, server: Server) -> State:
+        """Each client's seconds are the median of its exchanges'."""
+        for client in cohort.ids:
+            taken: list[float] = []
+            for _ in range(1 + self.times):
+                began = time.perf_counter()
+                replies = cohort.ask(self.nothing, {client: Message(byte=torch.zeros(1))})
+                assert len(replies) == 1
+                taken.append(time.perf_counter() - began)
+            server.note(**{f"client{client}": median(taken[1:]), f"longest{client}": max(taken[1:])})
+        return state
+
+    @on_client
+    def nothing(self, client: Client, message: Message) -> Message:
+        """As much again."""
+        return message
+
+    def inference_message(self, state: State, client: ClientId, server: Server) -> Message:
+        """Nothing."""
+        return Message()
+
+    def inference_model(self, client: Client, message: Message) -> Any:
+        """The client's own, untrained."""
+        return client.model

@@ -1,0 +1,261 @@
+"""What the twin foresees of a deployment, beside the deployment: four throttled nodes, four methods.
+
+    sudo python benchmarks/twin_nodes.py [--rounds 20] [--repeats 3] [--methods fedavg fedin] [--notes FOLDER]
+
+Each node, with all of its programs, has a share of a core by Linux's quota for control groups, and a link with a
+bandwidth and a latency (`benchmarks/nodes/throttled.py`); the server has neither. What is measured of devices before:
+
+- their speed: on each device, under its quota, steps of each architecture that it will train, with the task's loss;
+- `latency_s`: what an exchange takes a node in which nothing is computed (`benchmarks/nodes/empty.py`), the node alone
+  at work;
+- bandwidths are what the links were given.
+
+From this the twin foresees each method's rounds and bytes, as `potluck twin FEDERATION --devices DEVICES` does. Then
+the rounds are carried out on the nodes, which join once: server and gate are what `potluck serve` starts. A round is
+from its beginning to the server's next state; the only evaluation, at the end, is left out. Before and after each
+deployment all devices are kept busy for a moment, which shows whether they can have their quotas: on a machine that has
+other work they cannot, and then the comparison means little. Needs the extra `flower`, and Linux.
+"""
+
+import argparse
+import json
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from nodes.throttled import Device, Quota, link
+from speed.machine import describe
+
+from potluck.core.ground.rng import Key
+from potluck.core.nets.scale import Scale
+from potluck.core.requests.fit import Fit
+from potluck.core.roles import Supervised
+from potluck.engine.client.costs import Costs
+from potluck.engine.client.requests import carry_out
+from potluck.engine.numerics.numerics import PLAIN
+from potluck.experiment.federation.suitability import federation_of
+from potluck.experiment.running.foresee import foresee
+from potluck.experiment.settings.resolve import resolve
+from potluck.experiment.settings.schema import Experiment
+from potluck.flower.deploy.gate import Gate
+from potluck.flower.deploy.keys import add_node, certify
+from potluck.flower.deploy.processes import free_port, stop
+from potluck.flower.deploy.superlink import SuperLink
+from potluck.flower.server.hosting import run_app, write_app
+from potluck.records import COSTS, ROUNDS, TIMINGS
+from potluck.twin.devices import Fleet, TwinDevice
+from potluck.twin.simulate import simulate
+
+HERE = Path(__file__).parent
+EMPTY = HERE / "nodes" / "empty.py"
+DEVICES = (
+    Device("a", 0.35, 40.0, 20.0, 0.01),
+    Device("b", 0.3, 20.0, 10.0, 0.02),
+    Device("c", 0.3, 20.0, 10.0, 0.02),
+    Device("d", 0.25, 10.0, 5.0, 0.03),
+)
+DEPTHS = [{"name": name, "width": 64} for name in ("cnn5", "cnn4", "cnn3", "cnn2")]
+METHODS: Mapping[str, dict[str, Any]] = {
+    "fedavg": {"models": DEPTHS[2:3]},
+    "fedin": {"models": DEPTHS},
+    "fedproto": {"models": DEPTHS},
+    "heterofl": {"models": DEPTHS[1:2], "capacities": [1.0, 1.0, 0.5, 0.5]},
+}
+_SPIN = """
+import time
+began, used = time.monotonic(), time.process_time()
+while time.monotonic() < began + 3:
+    pass
+print((time.process_time() - used) / 3)
+"""
+STEPS, TRIES = 8, 5
+"""Of one fit, and fits, by which a device's speed is measured; the first fit is left out."""
+
+
+def experiment_of(method: str, rounds: int) -> Experiment:
+    """A method's federation, of as many clients as there are devices."""
+    federation = {"dataset": "digits", "clients": len(DEVICES), "partition": {"name": "iid"}, **METHODS[method]}
+    run = {"rounds": rounds, "evaluate_every": rounds, "common_test": False, "executor": "sequential"}
+    return resolve({"federation": federation, "method": {"name": method, "training": {"epochs": 3}}, "run": run})
+
+
+def speed(method: str, client: int) -> float:
+    """Thousand million operations a second, in steps of a client's architecture on this device, with one thread."""
+    torch.set_num_threads(1)
+    experiment = experiment_of(method, 1)
+    federation = federation_of(experiment)
+    site, training = federation.sites[client], experiment.method.training  # pyright: ignore[reportAttributeAccessIssue]
+    net = federation.build(site.architecture, Key(("speed",)), Scale(site.capacity))
+    taken: list[float] = []
+    for _ in range(1 + TRIES):
+        fit = Fit(net, Supervised(federation.criterion), site.train, replace(training, steps=STEPS))
+        flops = Costs(PLAIN).of(fit).flops
+        began = time.perf_counter()
+        carry_out(fit, Key(("speed",)), PLAIN)
+        taken.append(time.perf_counter() - began)
+    return flops * 1e-9 / (sum(taken[1:]) / TRIES)
+
+
+def granted(quotas: Sequence[Quota]) -> list[float]:
+    """Of its quota, the share that each device gets at this moment, all of them at work; less than 1 if others are."""
+    asked = [subprocess.Popen(quota.words([sys.executable, "-c", _SPIN]), stdout=subprocess.PIPE) for quota in quotas]
+    return [float(one.communicate()[0]) / of.cores for one, of in zip(asked, DEVICES, strict=True)]
+
+
+def speeds(quotas: Sequence[Quota], methods: Sequence[str]) -> dict[str, list[float]]:
+    """By method, each client's speed, measured on all devices at once."""
+    found: dict[str, list[float]] = {}
+    for method in methods:
+        commands = [[sys.executable, __file__, "--speed", method, str(client)] for client in range(len(quotas))]
+        asked = [
+            subprocess.Popen(quota.words(command), stdout=subprocess.PIPE)
+            for quota, command in zip(quotas, commands, strict=True)
+        ]
+        found[method] = [float(one.communicate()[0].split()[-1]) for one in asked]
+    return found
+
+
+@contextmanager
+def deployed(place: Path, quotas: Sequence[Quota]) -> Iterator[SuperLink]:
+    """What `potluck serve` keeps for its nodes, and throttled nodes that have joined."""
+    keys, port = place / "keys", free_port()
+    certify(keys, [], days=1)
+    for device in DEVICES:
+        add_node(keys, device.name)
+    with ExitStack() as ends, SuperLink(place / "link", keys) as served:
+        ends.enter_context(Gate(("127.0.0.1", port), served.address, keys, print))
+        served.register()
+        for device, quota in zip(DEVICES, quotas, strict=True):
+            way = link(device, at := free_port(), port)
+            ends.callback(way.kill)
+            words = ["join", f"127.0.0.1:{at}", "--keys", f"{keys}/nodes/{device.name}", "--allow-code", str(EMPTY)]
+            (place / device.name).mkdir(mode=0o700)
+            command = [sys.executable, "-m", "potluck", *words, "--state", str(place / device.name)]
+            with (place / f"{device.name}.log").open("wb") as log:
+                node = subprocess.Popen(quota.words(command), stdout=log, stderr=log, start_new_session=True)
+            ends.callback(stop, node)
+        yield served
+
+
+def carried_out(link: SuperLink, place: Path, experiment: Experiment) -> Path:
+    """The folder of a run on the nodes."""
+    place.mkdir()
+    for _ in run_app(link, write_app(place.with_name(f"app-{place.name}"), experiment, place), place, print):
+        pass
+    time.sleep(2.0)  # Flower's own programs end
+    return place
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    """A file of JSON lines."""
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def latencies(link: SuperLink, place: Path) -> list[float]:
+    """Each client's seconds of an exchange in which nothing is computed."""
+    tree = experiment_of("fedavg", 1).tree()
+    tree["method"] = {"name": str(EMPTY)}
+    notes = lines(carried_out(link, place, resolve(tree)) / ROUNDS)[0]["notes"]
+    return [notes[f"client{client}"] for client in range(len(DEVICES))]
+
+
+def foreseen(experiment: Experiment, speeds: Sequence[float], waits: Sequence[float]) -> dict[str, Any]:
+    """Each round's seconds, and the bytes of all, as the twin has them."""
+    devices = [
+        TwinDevice(str(client), gflops=speed, down_mbit=of.down_mbit, up_mbit=of.up_mbit, latency_s=wait)
+        for client, (speed, wait, of) in enumerate(zip(speeds, waits, DEVICES, strict=True))
+    ]
+    federation, run = federation_of(experiment), experiment.run
+    loads = list(islice(foresee(experiment, federation).loads(experiment), run.rounds))
+    rounds = simulate(run.course(Fleet(devices, sorted(federation.sites))), loads, run.needed)
+    parts = [part for load in loads for exchange in load.exchanges for part in exchange.values()]
+    return {
+        "seconds": [timed.end - timed.start for timed in rounds],
+        "bytes": sum(part.bytes_down + part.bytes_up for part in parts),
+    }
+
+
+def found(folder: Path) -> dict[str, Any]:
+    """Each round's seconds, and the bytes of all, as they were."""
+    seconds = [line["seconds_local"] + line["seconds_server"] for line in lines(folder / TIMINGS)]
+    sent = sum(line["bytes_down"] + line["bytes_up"] for line in lines(folder / COSTS))
+    return {
+        "seconds": seconds,
+        "bytes": sent,
+        "failures": sum(len(line["failed"]) for line in lines(folder / ROUNDS)),
+    }
+
+
+def measured(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """What was measured of the devices, what the twin foresees, and then each deployment, in turns."""
+    with TemporaryDirectory(prefix="nodes-") as folder, ExitStack() as ends:
+        place, quotas = Path(folder), [ends.enter_context(Quota(device)) for device in DEVICES]
+        before = granted(quotas)
+        known = speeds(quotas, options.methods)
+        served = ends.enter_context(deployed(place, quotas))
+        waits = latencies(served, place / "empty")
+        experiments = {method: experiment_of(method, options.rounds) for method in options.methods}
+        for method, experiment in experiments.items():
+            twin = foreseen(experiment, known[method], waits)
+            yield {"method": method, "gflops": known[method], "latency_s": waits, "granted": before, **twin}
+        for repeat in range(options.repeats):
+            for method, experiment in experiments.items():
+                folder_of = carried_out(served, place / f"{method}-{repeat}", experiment)
+                after = granted(quotas)
+                least = [min(pair) for pair in zip(before, after, strict=True)]
+                yield {"method": method, "repeat": repeat, "granted": least, **found(folder_of)}
+                before = after
+
+
+def table(readings: Sequence[Mapping[str, Any]]) -> list[str]:
+    """For each method, what was foreseen and what was; and of their quotas what devices could have at the least."""
+    rows = ["| method | foreseen, s | deployments, s | off by | bytes foreseen | bytes | of quotas |"]
+    rows.append("|---|--:|---|--:|--:|--:|---|")
+    for twin in (reading for reading in readings if "repeat" not in reading):
+        real = [one for one in readings if one["method"] == twin["method"] and "repeat" in one]
+        if not real:
+            continue
+        said, walls = sum(twin["seconds"]), [sum(one["seconds"]) for one in real]
+        each = ", ".join(f"{wall:.1f}" for wall in walls)
+        sent = ", ".join(f"{count:,}" for count in sorted({one["bytes"] for one in real}))
+        had = ", ".join(f"{min(one['granted']):.0%}" for one in real)
+        off = f"{said / median(walls) - 1:+.1%}"
+        cells = [twin["method"], f"{said:.1f}", each, off, f"{twin['bytes']:,}", sent, had]
+        rows.append(f"| {' | '.join(cells)} |")
+    return rows
+
+
+def main() -> None:
+    """Measure, and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=20, help="of each deployment")
+    parser.add_argument("--repeats", type=int, default=3, help="deployments of each method")
+    parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=list(METHODS))
+    parser.add_argument("--out", type=Path, default=Path("twin_nodes.json"), help="where all readings go")
+    parser.add_argument("--speed", nargs=2, metavar=("METHOD", "CLIENT"), help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.speed:
+        print(speed(options.speed[0], int(options.speed[1])))
+        return
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # nodes are ended, and groups removed
+    readings: list[dict[str, Any]] = []
+    for reading in measured(options):
+        readings.append(reading)
+        print(json.dumps(reading), file=sys.stderr, flush=True)
+        options.out.write_text(json.dumps({"machine": describe(), "readings": readings}, indent=1) + "\n")
+    print(shlex.join(["python", *sys.argv]), *table(readings), sep="\n")
+
+
+if __name__ == "__main__":
+    main()
