@@ -10,7 +10,7 @@ from statistics import fmean
 
 from potluck.analysis.courses import course_of
 from potluck.analysis.groups import Group
-from potluck.analysis.read import StoredRun, costs, seconds
+from potluck.analysis.read import StoredRun, costs, joules, seconds
 from potluck.analysis.tables import BYTES_PER_MEGABYTE
 from potluck.records import CostRecord, Measure
 
@@ -124,6 +124,7 @@ COSTS = (
     Currency("megabytes", "megabytes sent, all clients", _megabytes),
     Currency("teraflops", "floating-point operations of all clients in training, in millions of millions", _teraflops),
     Currency("seconds", "seconds of training", seconds),
+    Currency("joules", "joules of the machine's processors in training", joules),
     Currency("virtual", "seconds on the clients' devices, by the virtual clock", _virtual),
 )
 """A further currency of the records is one more line here."""

@@ -103,11 +103,16 @@ class StoredRun:
 
 @dataclass(frozen=True)
 class Seconds:
-    """The time of a round: of clients' work, of the server's, and of the evaluation after it."""
+    """The time of a round: of clients' work, of the server's, and of the evaluation after it.
+
+    Attributes:
+        joules: that the machine's processors took, evaluation apart; None if the machine does not tell.
+    """
 
     local: float
     server: float
     evaluation: float
+    joules: float | None = None
 
 
 @dataclass(frozen=True)
@@ -235,6 +240,11 @@ def seconds(run: StoredRun) -> dict[int, float]:
     return {number: spent.local + spent.server for number, spent in timings(run).items()}
 
 
+def joules(run: StoredRun) -> dict[int, float]:
+    """By round, the energy that the machine's processors took without its evaluation, where it is known."""
+    return {number: spent.joules for number, spent in timings(run).items() if spent.joules is not None}
+
+
 def timings(run: StoredRun) -> dict[int, Seconds]:
     """By round, its seconds by kind; a run that was ended between two writes may lack those of a round."""
     try:
@@ -250,7 +260,8 @@ def _seconds(line: bytes) -> tuple[int, Seconds] | None:
     try:
         found = json.loads(line)
         kinds = found["seconds_local"], found["seconds_server"], found.get("seconds_evaluation", 0.0)
-        return int(found["round"]), Seconds(*map(float, kinds))
+        energy = found.get("joules")
+        return int(found["round"]), Seconds(*map(float, kinds), joules=None if energy is None else float(energy))
     except (ValueError, KeyError, TypeError, AttributeError):
         return None
 

@@ -50,6 +50,7 @@ from potluck.experiment.results.result import Result
 from potluck.experiment.running.asynchrony import check_asynchronous
 from potluck.experiment.settings.schema import RunConfig
 from potluck.experiment.settings.tables import Tree
+from potluck.experiment.watching.energy import EnergyMeter
 from potluck.experiment.watching.observers import (
     Audience,
     EvaluationStart,
@@ -154,6 +155,7 @@ class Run:
         self._state: Any = None
         self._lost = 0  # how many rounds in a row were lost
         self._waited = 0.0  # seconds, in this round
+        self._meter = EnergyMeter()
         self._undefined: set[str] = set()  # metrics of which it was said that they have no value
 
     @property
@@ -233,7 +235,8 @@ class Run:
 
     def _observed(self, observers: Sequence[Observer]) -> Result:
         """Run, and tell the observers the end too, whatever it is."""
-        watch = [self._watch] if self._watch is not None else []
+        watch: list[Observer] = [self._watch] if self._watch is not None else []
+        watch += [self._meter] if self._meter.counts else []
         self._audience = Audience([*trackers(self._config.track), *watch, *observers])
         self._engine.on_client_end = self._audience.on_client_end
         try:
@@ -278,10 +281,11 @@ class Run:
         return Result(records, evaluation, self._last)
 
     def _round(self, number: int) -> tuple[Evaluation | None, RoundRecord]:
+        self._meter.take()  # what was taken before does not count
         started, last, self._waited = time.perf_counter(), self._last, 0.0
         self._state, report = self._closed(number)
         waited = self._waited
-        computed = time.perf_counter()
+        computed, joules = time.perf_counter(), self._meter.take()
         due = number % self._config.evaluate_every == 0 or number == self._config.rounds
         before = self._engine.evaluation_traffic.bytes_down
         evaluation = self._evaluate(number) if due else None
@@ -298,6 +302,7 @@ class Run:
                 "seconds_server": computed - started - waited - local,
                 "seconds_evaluation": evaluated - computed,
                 "seconds_total": time.perf_counter() - started,
+                **({} if joules is None else {"joules": joules}),
             }
             append(self._folder / TIMINGS, lines_of([timing]))
         metric = self._engine.federation.task.primary
