@@ -4,10 +4,14 @@ import json
 import re
 from html.parser import HTMLParser
 
+import numpy as np
 import pytest
 
 from potluck.analysis.embedded import as_json, embedded, page_value, series_of, short
+from potluck.analysis.findings import find
 from potluck.analysis.groups import group
+from potluck.analysis.inside import Inside
+from potluck.analysis.numbers.drift import drift
 from potluck.analysis.page import different, page_text
 from potluck.analysis.plots.drawn import Drawn
 from potluck.analysis.read import find_runs, read_run
@@ -315,3 +319,31 @@ def test_the_page_says_who_profits_where_a_run_trained_alone(store_run, make_rou
     sentence = "With fedavg 1 of 2 clients does better than alone (+5.0 points in the mean); 1 loses: client 1"
     assert sentence in page_text(runs)
     assert "better than alone" not in page_text(runs[1:])
+
+
+def test_page_text__who_profits_has_its_tables_from_the_records_alone(store_run):
+    runs = [read_run(store_run()), read_run(store_run("alone", method="local"))]
+    text = page_text(runs)
+    assert "With fedin 0 of 4 clients do better than alone" in text
+    assert [name for name in TITLES_OF_FINDINGS if f"<h2>{name}</h2>" in text] == list(TITLES_OF_FINDINGS[:2])
+    assert "<img" not in text
+    assert "Who profits, who loses" not in page_text(runs[:1])
+
+
+@pytest.mark.slow
+def test_page_text__what_models_show_is_there_if_it_was_found_and_fits(store_run, monkeypatch):
+    run = read_run(store_run())
+    inside = Inside("fedin", "fedin", 6, drift=tuple(drift({0: {"w": np.ones(2)}, 1: {"w": np.zeros(2)}})))
+    findings = find([run], [inside], remarks=["said once"])
+    text = page_text([run], remarks=["said once"], findings=findings)
+    assert [name for name in TITLES_OF_FINDINGS if f"<h2>{name}</h2>" in text] == ["How fairly", TITLES_OF_FINDINGS[2]]
+    assert 'src="data:image/svg+xml;base64,' in text
+    assert text.count("<li>said once</li>") == 1
+    assert page_text([run], remarks=["said once"], findings=findings) == text
+    monkeypatch.setattr("potluck.analysis.page._ROOM_FOR_FIGURES", 100)
+    text = page_text([run], findings=findings)
+    assert "<img" not in text
+    assert "it leaves out: the figure drift" in text
+
+
+TITLES_OF_FINDINGS = ("Who profits, who loses", "How fairly", "How far weights are apart")

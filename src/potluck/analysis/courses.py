@@ -11,7 +11,7 @@ from potluck.records import Measure, duration
 from potluck.twin.simulate import Summary, Timed, summed
 
 COLUMNS = ("rounds", "time", "a round", "counted", "waiting", "dropped", "energy")
-"""What `TimeTaken.cells` are."""
+"""What `VirtualCourse.cells` are."""
 WORDS = (
     "a round: the median one; counted: the share of what clients were asked for that counts; waiting: of the time of"
     " devices that were asked, the share in which they were done and others were not; dropped: of what devices computed"
@@ -22,7 +22,7 @@ _KILOWATT_HOUR = 3.6e6  # joules
 
 
 @dataclass(frozen=True)
-class TimeTaken:
+class VirtualCourse:
     """What some rounds come to by a virtual clock.
 
     Attributes:
@@ -34,7 +34,7 @@ class TimeTaken:
     each: tuple[float, ...]
 
     @classmethod
-    def of(cls, rounds: Sequence[Timed]) -> "TimeTaken":
+    def of(cls, rounds: Sequence[Timed]) -> "VirtualCourse":
         """That of these rounds."""
         return cls(summed(rounds), tuple(timed.end - timed.start for timed in rounds))
 

@@ -4,6 +4,7 @@ import re
 from dataclasses import dataclass, replace
 from importlib.resources import files
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from markupsafe import Markup
 
@@ -18,6 +19,9 @@ from potluck.analysis.rendering import svg_address, template
 from potluck.records import TITLES, TITLES_OF_A_CLIENT
 
 PAGE, FILES = "analysis.html", "analysis"
+OF_RECORDS = ("Who profits, who loses", "How fairly")
+"""Headings of what records alone tell."""
+_COSTS = "What it costs"
 _SHOWN = 40  # rows of a table that is not folded in any case
 
 
@@ -55,12 +59,26 @@ def write_findings(findings: Findings, to: Path) -> Path:
         (place / f"{name}.csv").write_text(as_csv(rows), encoding="utf-8")
     for name, table in _for_papers(findings).items():
         (place / f"{name}.tex").write_text(latex(table), encoding="utf-8")
+    drawn = _drawn(findings, place)
+    (to / PAGE).write_text(_page(findings, drawn, list(tables)), encoding="utf-8")
+    return to / PAGE
+
+
+def parts_inside(findings: Findings) -> dict[str, list[Shown]]:
+    """What another page shows of findings: who profits and how fairly, and of models, where there are any, the rest."""
+    if not findings.inside:
+        return {name: found for name, found in shown_of(findings, {}).items() if name in OF_RECORDS}
+    with TemporaryDirectory() as place:
+        drawn = _drawn(findings, Path(place))
+    return {name: found for name, found in shown_of(findings, drawn).items() if name != _COSTS}
+
+
+def _drawn(findings: Findings, place: Path) -> dict[str, str]:
+    """Write the figures into a folder; by name the address that holds each."""
     figures = draw_findings(findings)
     for name, figure in figures.items():
         save_figure(figure, place, name)
-    drawn = {name: svg_address((place / f"{name}.svg").read_bytes()) for name in figures}
-    (to / PAGE).write_text(_page(findings, drawn, list(tables)), encoding="utf-8")
-    return to / PAGE
+    return {name: svg_address((place / f"{name}.svg").read_bytes()) for name in figures}
 
 
 def _for_papers(findings: Findings) -> dict[str, TextTable]:
@@ -86,7 +104,7 @@ def _page(findings: Findings, drawn: dict[str, str], tables: list[str]) -> str:
         metric=findings.metric,
         sentences=findings.sentences,
         remarks=findings.remarks,
-        parts={name: [_folded(one) for one in found if _has(one)] for name, found in _parts(findings, drawn).items()},
+        parts=shown_of(findings, drawn),
         measure=TITLES_OF_A_CLIENT[findings.measure],
         runs=[(one.name, one.round) for one in findings.inside],
         tables=[f"{name}.csv" for name in tables],
@@ -94,6 +112,12 @@ def _page(findings: Findings, drawn: dict[str, str], tables: list[str]) -> str:
         figures=[f"{name}.svg" for name in drawn],
         files=FILES,
     )
+
+
+def shown_of(findings: Findings, drawn: dict[str, str]) -> dict[str, list[Shown]]:
+    """Tables and figures by the heading under which they stand, without those that are empty."""
+    parts = {name: [_folded(one) for one in found if _has(one)] for name, found in _parts(findings, drawn).items()}
+    return {name: found for name, found in parts.items() if found}
 
 
 def _folded(one: Shown) -> Shown:
@@ -130,7 +154,7 @@ def _parts(findings: Findings, drawn: dict[str, str]) -> dict[str, list[Shown]]:
             ),
         ],
         "How fairly": [Shown("Over clients", shown.table_of_fairness(findings), words=_ON_FAIRNESS)],
-        "What it costs": [
+        _COSTS: [
             Shown("Experiments", shown.table_of_costs(findings), words=caption(findings.rows, findings.measure)),
             figures("Over what it costs", _ON_COSTS, "costs"),
             Shown("Until the target", shown.table_of_target(findings), words=_ON_TARGET),

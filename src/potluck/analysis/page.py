@@ -3,7 +3,7 @@
 import base64
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib.resources import files
 from pathlib import Path
@@ -16,13 +16,13 @@ from potluck.analysis.compare import ComparedRow, compare
 from potluck.analysis.costs import work_table
 from potluck.analysis.courses import COLUMNS, WORDS
 from potluck.analysis.embedded import Embedded, as_json, embedded, page_value, series_of
-from potluck.analysis.findings import gain_sentences
-from potluck.analysis.gains import gains
+from potluck.analysis.findings import Findings, find, gain_sentences
+from potluck.analysis.findings_page import OF_RECORDS, Shown, parts_inside
 from potluck.analysis.groups import Group, enumerated, group, heading, values_with_owners
 from potluck.analysis.names import run_names
 from potluck.analysis.plots.drawn import Drawn, how_drawn
 from potluck.analysis.plots.still import HEIGHT, WIDTH, Still, still
-from potluck.analysis.read import CONFIG, StoredRun, by_class, chosen, last, partition, timings
+from potluck.analysis.read import CONFIG, StoredRun, by_class, chosen, joules, last, partition, timings
 from potluck.analysis.rendering import NOTHING, amount, score, template
 from potluck.analysis.settings import differing, settings
 from potluck.analysis.tables import (
@@ -43,7 +43,7 @@ from potluck.records import MAIN_MEASURES, TITLES, TITLES_OF_A_CLIENT, Measure, 
 
 LARGEST_PAGE = 2_000_000
 """Bytes that a page has at most, as long as its tables leave its curves any room."""
-_ROOM_FOR_CURVES = 200_000
+_ROOM_FOR_CURVES, _ROOM_FOR_FIGURES = 200_000, 1_200_000
 _SCRIPTS = ("chart.js", "tables.js", "classes.js", "page.js")
 
 
@@ -69,6 +69,7 @@ def page_text(
     *,
     smooth: int = 1,
     remarks: Sequence[str] = (),
+    findings: Findings | None = None,
 ) -> str:
     """The page on these runs.
 
@@ -78,6 +79,7 @@ def page_text(
         measure: whose predictions, and on what, reach the target, and whose curves are shown first.
         smooth: a run's curve at each round is the mean of its latest so many values.
         remarks: what could not be read, or not be checked.
+        findings: what an analysis of these runs has found; by default what their records tell.
 
     Raises:
         CheckpointError: the runs have several primary metrics, or a file of one is damaged.
@@ -85,6 +87,8 @@ def page_text(
     groups, metric = group(runs), metric_of(runs)
     names = dict(zip((run.folder for run in runs), run_names(runs), strict=True))
     rows, how = compare(runs, measure, target=target), how_drawn(runs, measure, smooth, target)
+    findings = findings or _findings(runs, measure)
+    found, too_large = _fitting(parts_inside(findings)) if findings else ({}, list[str]())
     virtual = virtual_of(groups, runs, names, target, measure)
     script, style = Markup("\n".join(map(_part, _SCRIPTS))), Markup(_part("page.css"))
     seal = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
@@ -94,9 +98,11 @@ def page_text(
         "seal": seal,
         "title": heading(groups),
         "subtitle": _subtitle(groups),
-        "profits": _profits(runs, measure),
+        "profits": gain_sentences(findings.gains, metric) if findings else [],
+        "of_records": {name: parts for name, parts in found.items() if name in OF_RECORDS},
+        "of_models": {name: parts for name, parts in found.items() if name not in OF_RECORDS},
         "cards": _cards(rows, group_table(runs), metric, virtual),
-        "remarks": remarks,
+        "remarks": list(dict.fromkeys([*remarks, *(findings.remarks if findings else ())])),
         "unfinished": [_unfinished(run, names) for run in runs if _is_unfinished(run)],
         "cautions": warnings_of(runs),
         "private": [(names[run.folder], run.manifest["privacy"]) for run in runs if run.manifest.get("privacy")],
@@ -133,7 +139,7 @@ def page_text(
     without = page.render(shown_to_all, numbers=Markup(""), left_out=[])
     room = max(_ROOM_FOR_CURVES, LARGEST_PAGE - len(without.encode()) - _ROOM_FOR_WORDS)
     data = embedded(groups, names, room, how)
-    return page.render(shown_to_all, numbers=Markup(as_json(data.content)), left_out=_in_words(data))
+    return page.render(shown_to_all, numbers=Markup(as_json(data.content)), left_out=[*too_large, *_in_words(data)])
 
 
 _ROOM_FOR_WORDS = 20_000  # for the list of what was left out
@@ -194,13 +200,26 @@ def _cards(
     return cards
 
 
-def _profits(runs: Sequence[StoredRun], measure: Measure) -> list[str]:
-    """Who profits and who loses beside training alone; empty without runs that say so, or with several that might."""
+def _findings(runs: Sequence[StoredRun], measure: Measure) -> Findings | None:
+    """What the records of these runs tell; None where several might stand for training alone."""
     try:
-        found = gains(runs, measure if measure in TITLES_OF_A_CLIENT else "personal")
+        return find(runs, measure=measure if measure in TITLES_OF_A_CLIENT else "personal")
     except ConfigError:
-        return []
-    return gain_sentences(found, metric_of(runs))
+        return None
+
+
+def _fitting(parts: dict[str, list[Shown]]) -> tuple[dict[str, list[Shown]], list[str]]:
+    """The parts without the figures for which the page has no room, and what these show; small ones go before."""
+    sizes = {name: len(address) for found in parts.values() for one in found for name, address in one.figures}
+    room, kept = _ROOM_FOR_FIGURES, set[str]()
+    for name in sorted(sizes, key=lambda name: sizes[name]):
+        room -= sizes[name]
+        kept |= {name} if room >= 0 else set()
+    fitting = {
+        heading: [replace(one, figures=tuple(of for of in one.figures if of[0] in kept)) for one in found]
+        for heading, found in parts.items()
+    }
+    return fitting, [f"the figure {name}" for name in sizes if name not in kept]
 
 
 def _is_unfinished(run: StoredRun) -> bool:
@@ -264,7 +283,7 @@ def _clients(run: StoredRun, names: Mapping[Path, str]) -> dict[str, Any]:
 
 
 def _times(members: Group) -> dict[str, Any] | None:
-    """Seconds of a round by kind, mean over seeds and the rounds of which they are known; None if a seed has none."""
+    """Seconds of a round by kind, and joules, mean over seeds and the rounds that tell; None if a seed has none."""
     spent = [[*timings(run).values()] for run in members.runs]
     if not all(spent):
         return None
@@ -277,7 +296,9 @@ def _times(members: Group) -> dict[str, Any] | None:
         sum(s.evaluation for s in of_run) / max(1, sum(record.evaluated for record in run.rounds))
         for of_run, run in zip(spent, members.runs, strict=True)
     ]
-    return {"label": members.label, "local": local, "server": server, "evaluation": fmean(evaluated)}
+    energy = [[*joules(run).values()] for run in members.runs]
+    taken = fmean(map(fmean, energy)) if all(energy) else None
+    return {"label": members.label, "local": local, "server": server, "evaluation": fmean(evaluated), "joules": taken}
 
 
 def shared(groups: Sequence[Group]) -> dict[str, str]:

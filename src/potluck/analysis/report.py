@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from potluck.analysis.findings import Findings
 from potluck.analysis.groups import Group, group, heading
 from potluck.analysis.names import run_names
 from potluck.analysis.page import different, page_text, shared
@@ -56,6 +57,7 @@ def write_report(
     *,
     measure: Measure = "personal",
     smooth: int = 1,
+    findings: Findings | None = None,
 ) -> Path:
     """Write `report.html` on the runs at `paths`, and beside it `report.md` and `curves.png` for plain text.
 
@@ -67,6 +69,7 @@ def write_report(
         target: adds how many rounds each run took to an accuracy, and a line there in the curves.
         measure: whose curves are drawn, and shown first; a target's own measure goes before.
         smooth: a run's curve at each round is the mean of its latest so many values, over a pale one as measured.
+        findings: what an analysis of these runs has found; by default what their records tell.
 
     Returns:
         The path of `report.html`.
@@ -80,7 +83,7 @@ def write_report(
     value, measure = (target.value, target.measure) if target else (None, measure)
     check_target(value, metric_of(runs))
     text = report_text(runs, target, remarks)
-    page = page_text(runs, value, measure, smooth=smooth, remarks=remarks)
+    page = page_text(runs, value, measure, smooth=smooth, remarks=remarks, findings=findings)
     to.mkdir(parents=True, exist_ok=True)
     save(draw_curves(runs, how_drawn(runs, measure, smooth, value)), to / PICTURE)
     (to / REPORT).write_text(text, encoding="utf-8")

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from potluck.analysis.courses import TimeTaken, course_of, reached_at, virtual
+from potluck.analysis.courses import VirtualCourse, course_of, reached_at, virtual
 from potluck.analysis.groups import Group
 from potluck.analysis.plots.gantt import Gantt, gantt
 from potluck.analysis.read import StoredRun
@@ -58,7 +58,7 @@ def virtual_of(
 
 
 def _row(run: StoredRun, name: str, rounds: Sequence[Timed], target: float | None, measure: Measure) -> VirtualRow:
-    course = TimeTaken.of(rounds)
+    course = VirtualCourse.of(rounds)
     reached = [] if target is None else [reached_at(run, rounds, target, measure)]
     ends = [moment for moment in reached if math.isfinite(moment)] or [None] * len(reached)
     return VirtualRow(name, (*course.cells, *map(virtual, reached)), (*course.numbers, *ends))

@@ -15,7 +15,7 @@ from potluck.analysis.read import find_runs, read_runs
 from potluck.api.inside import Sampling, look_inside
 from potluck.core.ground.errors import PotluckError
 from potluck.experiment.folder.trained import models_in
-from potluck.records import Measure
+from potluck.records import TITLES_OF_A_CLIENT, Measure
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -130,3 +130,13 @@ def analysis_of(paths: Sequence[Path], scope: Scope, tell: Callable[[str], None]
         except PotluckError as problem:
             remarks.append(f"{name}: nothing of its models: {problem}")
     return Analysis(found(inside, remarks=remarks))
+
+
+def inside_of(paths: Sequence[Path], measure: Measure, tell: Callable[[str], None] = lambda words: None) -> Findings:
+    """What a report shows of the models of these runs too: on own test parts, where `measure` is of no single client.
+
+    Raises:
+        CheckpointError: there is no run to read, or all are damaged.
+        ConfigError: several experiments stand for training alone.
+    """
+    return analysis_of(paths, Scope(measure if measure in TITLES_OF_A_CLIENT else "personal"), tell).findings

@@ -23,6 +23,7 @@ from potluck.analysis.names import Planned
 from potluck.analysis.read import Reading, StoredRun, find_runs, read_runs
 from potluck.analysis.report import Target, write_report
 from potluck.analysis.tables import metric_of
+from potluck.api.analyse import inside_of
 from potluck.api.given import explaining, given
 from potluck.api.result import RunResult, folders_of
 from potluck.core.ground.errors import ConfigError
@@ -222,6 +223,7 @@ def report(
     target: float | None = None,
     measure: Measure = "personal",
     smooth: int = 1,
+    inside: bool = False,
 ) -> Path:
     """Write the report of `potluck report` on these runs, or folders of runs; return its path.
 
@@ -231,6 +233,7 @@ def report(
         target: adds how many rounds each run took to reach this value of the metric, and a line there in the curves.
         measure: of what; its curves are drawn, and shown first.
         smooth: a run's curve at each round is the mean of its latest so many values, over a pale one as measured.
+        inside: also what the models show, as `potluck analyse`, which takes as long.
 
     Raises:
         CheckpointError: there is no run to read, or one is damaged.
@@ -242,7 +245,8 @@ def report(
     folders = folders_of(runs)
     place = Path(to) if to is not None else folders[0] if len(folders) == 1 else Path("report")
     goal = None if target is None else Target(target, measure)
-    return write_report(folders, place, goal, measure=measure, smooth=smooth)
+    findings = inside_of(folders, measure) if inside else None
+    return write_report(folders, place, goal, measure=measure, smooth=smooth, findings=findings)
 
 
 def _ends(experiments: Sequence[Experiment], parent: Path, processes: int | None) -> list[Ended]:

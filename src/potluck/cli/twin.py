@@ -11,7 +11,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from potluck.analysis.courses import COLUMNS, WORDS, TimeTaken, course_of, reached_at, virtual
+from potluck.analysis.courses import COLUMNS, WORDS, VirtualCourse, course_of, reached_at, virtual
 from potluck.analysis.read import StoredRun, costs, find_runs, read_run
 from potluck.core.federation import ClientId
 from potluck.core.ground.errors import ConfigError
@@ -53,7 +53,7 @@ class Question:
 @dataclass(frozen=True)
 class _Row:
     name: str
-    course: TimeTaken
+    course: VirtualCourse
     spread: tuple[float, float] | None = None
     reached: float | None = None
 
@@ -97,7 +97,7 @@ def _foreseen(target: str, assignments: Sequence[str], question: Question) -> _R
         ]
         seconds = sorted(_pace(one) for one in tries)
         spread = seconds[0], seconds[-1]
-    return _Row(target, TimeTaken(found, tuple(each)), spread)
+    return _Row(target, VirtualCourse(found, tuple(each)), spread)
 
 
 def _simulated(experiment: Experiment, known: Foreseen, fleet: Fleet, question: Question) -> Iterator[Timed]:
@@ -119,7 +119,7 @@ def _of_run(run: StoredRun, question: Question) -> _Row:
     if question.hours is not None:
         rounds = list(_within(rounds, question.hours))
     reached = None if question.target is None else reached_at(run, rounds, question.target)
-    return _Row(run.name, TimeTaken.of(rounds), reached=reached)
+    return _Row(run.name, VirtualCourse.of(rounds), reached=reached)
 
 
 def timed_again(run: StoredRun, devices: Sequence[TwinDevice]) -> list[Timed]:

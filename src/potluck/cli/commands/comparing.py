@@ -125,6 +125,9 @@ def report(
             help="Draw curves as the mean of the latest N values, over pale ones as measured.", metavar="N", min=1
         ),
     ] = 1,
+    inside: Annotated[
+        bool, typer.Option("--inside", help="Also what the models show, as `potluck analyse`, which takes as long.")
+    ] = False,
     show: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
 ) -> None:
     """Write a report that opens in any browser: curves, tables, classes; and a short one in Markdown beside it."""
@@ -134,7 +137,14 @@ def report(
     place = to or (folders[0] if len(folders) == 1 else Path("report"))
     of = measure_of(measure)
     goal = None if target is None else Target(target, of)
-    page = write_report(folders, place, goal, measure=of, smooth=smooth)
+    findings = None
+    if inside:
+        stages.show_stages("starting")
+        from potluck.api.analyse import inside_of
+
+        findings = inside_of(folders, of, stages.show_stages)
+        stages.clear()
+    page = write_report(folders, place, goal, measure=of, smooth=smooth, findings=findings)
     typer.echo(page)
     if show and typer.launch(page.resolve().as_uri()) != 0:
         typer.echo(f"Found no browser; open {page} yourself.", err=True)
