@@ -35,6 +35,7 @@ def test_a_run_ends_in_a_table_per_architecture(potluck, tmp_path):
         "manifest.json",
         "rounds.jsonl",
         "clients.jsonl",
+        "costs.jsonl",
         "timings.jsonl",
         "partition.json",
         "classes.json",

@@ -21,7 +21,7 @@ class NotOneAsk(ConfigError):
     """A method's round cannot be cut behind one question to its clients."""
 
 
-class _Asked(Exception):  # noqa: N818
+class _Asked(Exception):
     """A method has asked, which is no error; its round goes no further."""
 
     def __init__(self, handler: ClientHandler, messages: Mapping[ClientId, Message]) -> None:
