@@ -443,3 +443,25 @@ def ours(recipe, text, row):
     found = [cell for line in lines for cell in re.split(r"\s*\|\s*|\s{2,}", line.strip().strip("|").strip())[1:]]
     assert len(found) == 3 * len(recipe.columns), row
     return list(zip(recipe.columns, found[::3], strict=True))
+
+
+@pytest.mark.slow
+def test_a_recipe_of_a_figure_draws_it_of_its_finished_runs_by_itself(runs, potluck, tmp_path):
+    (tmp_path / "mine.toml").write_text(
+        RECIPE.replace("[measured]", "[analysis]\nclients = 3\nexamples = 40\n\n[measured]")
+    )
+    outcome = potluck("reproduce mine.toml --scale 0.01 --finished --columns IID")
+    assert "Figures: runs/reproduce/mine/analysis.html" in outcome.out
+    place = tmp_path / "runs" / "reproduce" / "mine" / "analysis"
+    assert {f"{name}.{kind}" for name in ("similarity", "gains", "map-1") for kind in ("svg", "pdf")} <= {
+        path.name for path in place.iterdir()
+    }
+    lines = (place / "similarity.csv").read_text().splitlines()
+    assert {line.split(",")[0] for line in lines[1:]} == {"fedavg", "local"}  # of the column that was asked for
+    again = potluck("reproduce mine.toml --scale 0.01 --finished --columns IID")
+    assert "2 runs, 2 of them finished" in again.out  # the figures' folder is no run
+
+
+def test_a_recipe_of_numbers_draws_nothing(runs, potluck, tmp_path):
+    assert "Figures" not in potluck("reproduce mine.toml --scale 0.01 --finished").out
+    assert not (tmp_path / "runs" / "reproduce" / "mine").exists()

@@ -305,6 +305,11 @@ def test_an_unknown_recipe_is_refused_with_the_nearest_names():
         ('name = "InclusiveFL"', 'name = "FedAvg"', "rows.name: expected different names"),
         ('by = "common"', 'by = "best"', "recipe.measured.by"),
         (
+            '[measured]\nby = "common"',
+            '[analysis]\n\n[measured]\nby = "global"',
+            "measured.by: expected one of personal, common, validation, since",
+        ),
+        (
             'method = { name = "fedin"',
             'methods = { name = "fedin"',
             "unknown key recipe.rows.2.methods; nearest: .*method",

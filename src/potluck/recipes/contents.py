@@ -14,6 +14,9 @@
     by = "common"                                 # which measure of a run is compared with the paper's number
     words = "How the paper measures: which models, on which data, in which round."
 
+    [analysis]                                    # of a figure, which `potluck analyse` draws at the end
+    clients = 15
+
     [experiment.federation]                       # what all experiments have in common
     clients = 100
 
@@ -54,7 +57,7 @@ from potluck.experiment.settings.schema import Experiment
 from potluck.experiment.settings.strict import typed
 from potluck.experiment.settings.tables import Tree, merged
 from potluck.methods import get_method
-from potluck.records import Measure
+from potluck.records import TITLES_OF_A_CLIENT, Measure
 
 _PRINTED = re.compile(r"(\d+(?:\.\d+)?)(?:\s*±\s*(\d+(?:\.\d+)?))?")
 _Table = dict[str, Any]
@@ -201,6 +204,19 @@ class Row(Checked):
 
 
 @dataclass(frozen=True)
+class Drawing(Checked):
+    """How a recipe's figures are drawn at its end: options of `potluck analyse`, by the recipe's measure.
+
+    Attributes:
+        clients: of how many at most the networks are compared, of each architecture in turn.
+        examples: of the common test set at most, on which they are compared.
+    """
+
+    clients: Annotated[int, at_least(2)] = 10
+    examples: Annotated[int, at_least(8)] = 512
+
+
+@dataclass(frozen=True)
 class Recipe(Checked):
     """A table or figure of a paper, as experiments at the paper's full size.
 
@@ -220,6 +236,7 @@ class Recipe(Checked):
             same curves"; without a version they are of the same text.
         scales: as a row's, for all rows.
         keep_clients: whether a scaled run keeps the number of clients, since the table compares numbers of them.
+        analysis: how its figures are drawn once its runs are finished; None of a table.
     """
 
     title: str
@@ -234,10 +251,14 @@ class Recipe(Checked):
     figures: tuple[str, ...] = ()
     scales: tuple[str, ...] = ()
     keep_clients: bool = False
+    analysis: Drawing | None = None
     name: str = ""
     path: str = ""
 
     def __post_init__(self) -> None:
+        if self.analysis is not None:
+            good = f"one of {', '.join(TITLES_OF_A_CLIENT)}, since [analysis] is of clients"
+            require(self.measured.by in TITLES_OF_A_CLIENT, "measured.by", good, self.measured.by)
         for column in self.columns:
             known = column.setting in self.settings
             require(known, "columns.setting", f"one of {', '.join(self.settings)}", column.setting)
