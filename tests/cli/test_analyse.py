@@ -54,3 +54,17 @@ def test_analyse__refuses_in_one_line(potluck, tmp_path, words, expected):
     assert expected in outcome.err
     assert outcome.err.count("\n") == 1
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+def test_report__inside_has_what_the_analysis_shows_of_the_models(potluck, runs, tmp_path):
+    assert potluck("report runs --to plain").code == 0
+    outcome = potluck("report runs --to out --inside --measure global")  # a measure of no single client
+    assert outcome.code == 0, outcome.err
+    plain, text = ((tmp_path / place / "report.html").read_text(encoding="utf-8") for place in ("plain", "out"))
+    for heading in ("How alike clients see", "How far weights are apart", "How sure predictions are"):
+        assert (f"<h2>{heading}</h2>" in plain, f"<h2>{heading}</h2>" in text) == (False, True)
+    assert text.index("<h2>Who profits, who loses</h2>") < text.index(">Experiments</h2>")
+    assert len(text.encode()) < 2_000_000
+    page = library.report(*sorted(runs.iterdir()), to="again", measure="global", inside=True)
+    assert page.read_text(encoding="utf-8") == text
