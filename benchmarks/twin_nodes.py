@@ -24,7 +24,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from itertools import islice
@@ -127,7 +127,7 @@ def speeds(quotas: Sequence[Quota], methods: Sequence[str]) -> dict[str, list[fl
 
 
 @contextmanager
-def deployed(place: Path, quotas: Sequence[Quota]) -> Iterator[SuperLink]:
+def deployed(place: Path, quotas: Sequence[Quota]) -> Generator[SuperLink]:
     """What `potluck serve` keeps for its nodes, and throttled nodes that have joined."""
     keys, port = place / "keys", free_port()
     certify(keys, [], days=1)
