@@ -152,6 +152,12 @@ def test_doubt_is_drawn_for_each_device_and_is_none_at_zero():
     assert (first.up_mbit, second.down_mbit) == (None, None)
 
 
+def test_a_trace_is_looked_for_beside_the_file_that_names_it(tmp_path):
+    path = tmp_path / "devices.csv"
+    path.write_text("clients,available\n0,traces/a.csv\n1,/b.csv\n*,22-6\n")
+    assert [row["available"] for row in read_devices(path)] == [str(tmp_path / "traces" / "a.csv"), "/b.csv", "22-6"]
+
+
 def test_every_client_has_the_first_device_that_names_it():
     fleet = Fleet([TwinDevice("0, 2-3", gflops=1), TwinDevice("3", gflops=2), TwinDevice(gflops=3)], range(5))
     assert [fleet[client].gflops for client in range(5)] == [1, 3, 1, 1, 3]

@@ -128,7 +128,7 @@ class Fleet:
 def read_devices(path: Path) -> list[dict[str, Any]]:
     """The devices in a CSV file, whose columns are keys of `TwinDevice`; what is left empty has its default.
 
-    A column `device` may name a class of devices.
+    A column `device` may name a class of devices. A trace is looked for beside the file.
 
     Raises:
         ConfigError: it cannot be read, or has other columns.
@@ -146,6 +146,8 @@ def read_devices(path: Path) -> list[dict[str, Any]]:
             raise ConfigError(f"{path}: found the column {strange[0]!r}; expected some of {', '.join(keys)}")
         try:
             found.append({k: v if k in texts else float(v) for k, v in row.items() if v})
+            if (trace := found[-1].get("available", "")).endswith(".csv"):
+                found[-1]["available"] = str(path.parent / trace)
         except ValueError as error:
             raise ConfigError(f"{path}, line {number}: {error}; expected a number") from error
     if not found:
