@@ -11,8 +11,8 @@ from potluck.core.ground.rng import Key
 from potluck.experiment.settings.devices import get_device
 from potluck.experiment.settings.resolve import named_devices
 from potluck.twin.devices import Fleet, TwinDevice, read_devices
-from potluck.twin.simulate import Load, doubted, simulate, summed
-from potluck.twin.timeline import Closing, Errand, Timeline
+from potluck.twin.simulate import Load, Timed, doubted, simulate, summed
+from potluck.twin.timeline import Closing, Errand, Timeline, Turn
 
 GIGA = 10**9
 MBIT = 125_000  # bytes
@@ -130,6 +130,12 @@ def test_the_sum_of_rounds_says_what_was_waited_for_and_dropped():
     late = course(*devices, clients=2, closing=Closing(deadline=1.0))
     found = summed(simulate(late, loads[:1], lambda clients: 1))
     assert found.dropped_share == pytest.approx(4 / 5)
+
+
+def test_a_device_that_has_left_waits_for_nobody():
+    turns = (1, Turn(0, "left", 0.0, 1.0, 1.0)), (1, Turn(1, "counted", 0.0, 4.0, 4.0))
+    found = summed([Timed(1, 0.0, 4.0, turns)])
+    assert (found.open, found.idle) == (5.0, 0.0)
 
 
 def test_a_client_that_is_lost_in_one_exchange_is_not_in_the_next():

@@ -153,7 +153,7 @@ class Summary:
                 self.counted += 1
             else:
                 self.dropped += computing
-            if not together:
+            if not together or fate == "left":  # it waits for nobody
                 self.open += finish - start
             elif close is not None:
                 self.open += close - start
