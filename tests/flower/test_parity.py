@@ -123,7 +123,7 @@ def test_a_node_brings_a_network_that_the_server_has_never_seen(name, tmp_path):
     own = {"model": f"{tmp_path / 'nets.py'}:mine", "data": str(tmp_path / "own.npz")}
     homes = [{"state": str(tmp_path / f"node{n}"), **(own if n == 0 else {})} for n in range(3)]
     nodes = {f"node{n}": through(client_app, home) for n, home in enumerate(homes)}
-    rounds, clients, _ = over_flower(Loopback(nodes), experiment_of(name), tmp_path / "flower")
+    rounds, clients, *_ = over_flower(Loopback(nodes), experiment_of(name), tmp_path / "flower")
     assert all(json.loads(line)["replied"] == [0, 1, 2] for line in rounds.splitlines())
     last = {row["client"]: row for row in map(json.loads, clients.splitlines())}
     assert last[0]["architecture"] == own["model"]
