@@ -147,3 +147,18 @@ def test_memory_is_of_all_that_is_there_at_once():
     assert least + weights // 2 <= found <= least + weights + 3 * batch
     plain = Fit(net, mean, examples(50, 100), LocalTraining("sgd", batch_size=50))
     assert found - cost(plain).memory == pytest.approx(2 * weights, rel=0.001)
+
+
+def test_counting_leaves_frozen_weights_as_they_were_though_an_objective_sets_them():
+    """FedMK's does: its model follows the inputs that are trained."""
+
+    def setting(net, batch, extras):
+        loss = supervised(net, batch, extras)
+        net[0].weight.add_(1.0)
+        return loss
+
+    net = dense()
+    net[0].requires_grad_(False)
+    before = net[0].weight.clone()
+    cost(fit(net, objectives=setting))
+    assert torch.equal(net[0].weight, before)

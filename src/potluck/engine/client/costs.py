@@ -9,7 +9,7 @@ Python, torch, or what torch's kernels take while they run.
 """
 
 from collections import Counter
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -142,15 +142,20 @@ def _tensors(nets: Iterable[nn.Module], *trees: Any) -> list[Any]:
 
 @contextmanager
 def _kept(nets: list[nn.Module]) -> Generator[None]:
-    """Buffers, such as running statistics, as they were, after the block."""
-    before = [{name: buffer.clone() for name, buffer in net.named_buffers()} for net in nets]
+    """Buffers, such as running statistics, and frozen weights, which an objective may set, as they were afterwards."""
+    before = [{name: tensor.clone() for name, tensor in _untrained(net)} for net in nets]
     try:
         yield
     finally:
         with torch.no_grad():
             for net, known in zip(nets, before, strict=True):
-                for name, buffer in net.named_buffers():  # other tensors, where the net was on a device meanwhile
-                    buffer.copy_(known[name])
+                for name, tensor in _untrained(net):  # other tensors, where the net was on a device meanwhile
+                    tensor.copy_(known[name])
+
+
+def _untrained(net: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    yield from net.named_buffers()
+    yield from ((name, weight) for name, weight in net.named_parameters() if not weight.requires_grad)
 
 
 def _shape(request: Request) -> str:
