@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 
+from potluck.attackers.data import poisoned
 from potluck.core.federation import Builder, ClientId, Federation, Site
 from potluck.core.ground.digest import digest
 from potluck.core.ground.errors import ConfigError, DataError, PotluckError, explained
@@ -115,6 +116,10 @@ def assemble(experiment: Experiment, *, checked: bool = False) -> Assembly:
         client: Site(client, assigned[client], *parts, capacity=capacities[client])
         for client, parts in enumerate(dealt.parts)
     }
+    if (attackers := experiment.run.attackers) is not None:
+        for client in attackers.among(sorted(sites), experiment.run.seed):
+            key = fold_in(experiment.run.seed, "attackers", "data", client)
+            sites[client] = poisoned(sites[client], attackers, dataset.num_classes, key)
     federation = Federation(
         sites=sites,
         architectures=architectures,
@@ -174,6 +179,8 @@ def assemble_server(experiment: Experiment, matched: MatchedClasses | None = Non
             f"run.keep_every: found {experiment.run.keep_every}; expected none with clients on other machines, which"
             " keep their latest state alone; leave it out"
         )
+    if experiment.run.attackers is not None:
+        raise ConfigError("run.attackers: expected none with clients on other machines; leave it out")
     matched = matched or common_classes(experiment)
     public, test = common_of(experiment, matched)
     architectures, server_architecture = architectures_of(experiment, matched.width, matched.common.input_shape)

@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from potluck.attackers.executor import Misled
 from potluck.core.federation import ClientId, Federation
 from potluck.core.ground.errors import CheckpointError, ConfigError
 from potluck.core.ground.rng import Key
@@ -116,6 +117,9 @@ class Run:
         if self._watch is not None:
             fresh = partial(ClientRuntime, method, federation, config.seed, config.computing)
             choice = self._watch.watched(choice, fresh)
+        if config.attackers is not None:
+            liars = config.attackers.among(sorted(federation.sites), config.seed)
+            choice = replace(choice, executor=Misled(choice.executor, config.attackers, liars))
         check_targets(federation)
         rehearse(federation, common_test=config.common_test)
         self._config = config

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 import tomli_w
 import torch
 
+from potluck.attackers.settings import Attackers
 from potluck.core.federation import ClientId
 from potluck.core.ground.discovery import config_file, named_file
 from potluck.core.ground.errors import ConfigError
@@ -206,6 +207,8 @@ class RunConfig(Checked):
         keep_every: rounds between those whose models stay in the run's folder, besides the last and the best, so that
             `potluck analyse` draws what they show over rounds. It needs room on the disk for what has changed between
             them. Default: none of them stays. It needs a folder, and clients on this machine.
+        attackers: clients that lie, for trying how well the method and its rule bear it. They are evaluated as others
+            are.
     """
 
     rounds: _Count = 20
@@ -228,6 +231,7 @@ class RunConfig(Checked):
     twin: Twin | None = None
     budgets: tuple[Budget, ...] | None = None
     keep_every: _Count | None = None
+    attackers: Attackers | None = None
 
     def __post_init__(self) -> None:
         alone = self.threads == 1 or self.executor != "workers"
