@@ -1,18 +1,21 @@
 import itertools
+from typing import get_args
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.optimize import minimize
 from torch.testing import assert_close
 
 from potluck.core.ground.errors import ConfigError
 from potluck.core.message import Message
 from potluck.core.nets.weights import mean, mean_where_present
 from potluck.core.roles import Arriving, Replies
-from potluck.parts.means import Aggregate, mean_of
+from potluck.parts.means import Aggregate, Rule, mean_of
 
-ROBUST = ("median", "trimmed", "clipped")
+ROBUST = get_args(Rule)[1:]
 EXACTLY = {"rtol": 0, "atol": 0}
 number = st.floats(-1e3, 1e3, width=32)
 several = st.lists(st.lists(number, min_size=4, max_size=4).map(torch.tensor), min_size=1, max_size=7)
@@ -84,17 +87,23 @@ def test_the_order_of_clients_does_not_matter(rule):
         assert_close(result, results[0])
 
 
+REACH = {
+    "clipped": 2.0,  # in norm, from a median among the honest, by at most the median distance, five times a fifth
+    "geometric_median": 8 / 3,  # from any point by 2 (n - f) / (n - 2 f) times that of the furthest honest one
+    "krum": 2**0.5,  # a liar is taken whose score is at most that of an honest one, two squares of their distances
+    "multi_krum": 2**0.5,
+}
+"""How much further than the honest are apart."""
+
+
 @pytest.mark.parametrize("rule", ROBUST)
 @given(lie=st.lists(st.floats(-(2.0**100), 2.0**100, width=32), min_size=4, max_size=4), place=st.integers(0, 4))
 def test_one_liar_of_five_moves_the_result_no_further_than_the_honest_are_apart(rule, lie, place):
     honest = [drawn(4, seed=seed) for seed in range(4)]
     result = Aggregate(rule)([*honest[:place], torch.tensor(lie), *honest[place:]], [1.0] * 5)
     low, high = torch.stack(honest).amin(0), torch.stack(honest).amax(0)
-    if (
-        rule == "clipped"
-    ):  # in norm: from a median within [low, high] by at most the median distance, five times a fifth
-        reach = 2 * (high - low).norm()
-        low, high = low - reach, high + reach
+    reach = REACH.get(rule, 0.0) * (high - low).norm()
+    low, high = low - reach, high + reach
     assert (result >= low - 1e-5).all()
     assert (result <= high + 1e-5).all()
 
@@ -147,6 +156,52 @@ def test_mean_of__equal_weights_need_no_examples():
 
 def test_a_share_that_the_rule_does_not_trim_is_refused():
     assert Aggregate("trimmed", 0.3).trim == 0.3
-    for rule in ("mean", "median", "clipped"):
+    assert Aggregate("krum", 0.3).trim == Aggregate("multi_krum", 0.3).trim == 0.3
+    for rule in ("mean", "median", "clipped", "geometric_median"):
         with pytest.raises(ConfigError, match=r"^trim: expected 0\.2, as it was, since it belongs to .*, found 0\.3$"):
             Aggregate(rule, 0.3)
+
+
+def test_geometric_median__has_the_smallest_sum_of_distances():
+    points = drawn(7, 3, seed=5).double()
+    found = Aggregate("geometric_median")(list(points), [1.0] * 7)
+    sought = minimize(lambda x: np.linalg.norm(points.numpy() - x, axis=1).sum(), points.mean(0).numpy(), tol=1e-12)
+    assert_close(found, torch.from_numpy(sought.x), rtol=0, atol=1e-4)
+
+
+def test_geometric_median__of_a_triangle_sees_every_side_under_120_degrees():
+    corners = torch.tensor([[0.0, 0.0], [4.0, 0.0], [1.0, 3.0]], dtype=torch.float64)
+    to = corners - Aggregate("geometric_median")(list(corners), [1.0] * 3)
+    to = to / to.norm(dim=1, keepdim=True)
+    assert_close(to @ to.T, torch.full((3, 3), -0.5).double() + 1.5 * torch.eye(3).double(), rtol=0, atol=1e-5)
+
+
+def test_krum__takes_the_client_whose_nearest_are_nearest():
+    """Of five f = 1 may lie, so the two nearest others count: 1 + 4, 1 + 1, 1 + 4, 25 + 36 and 10000 + more."""
+    tensors = [torch.tensor([value, 0.0]) for value in (0.0, 1.0, 2.0, 7.0, 100.0)]
+    assert Aggregate("krum")(tensors, [1.0] * 5).tolist() == [1.0, 0.0]
+    assert Aggregate("multi_krum")(tensors, [9.0] * 5).tolist() == [2.5, 0.0]
+
+
+def test_krum__clients_that_are_equally_near_count_alike():
+    tensors = [torch.tensor([value]) for value in (0.0, 1.0, 9.0)]
+    assert Aggregate("krum")(tensors, [1.0] * 3).tolist() == [0.5]
+
+
+@pytest.mark.parametrize("rule", ["geometric_median", "krum", "multi_krum"])
+def test_each_block_of_coordinates_is_combined_over_those_who_cover_it(rule):
+    """Three clients have four numbers, two more the first two of them, another none but the last."""
+    wide, narrow = drawn(3, 4), drawn(3, 4, seed=1)
+    narrow[:2, 2:], narrow[2, :3] = torch.nan, torch.nan
+    found = Aggregate(rule).of_covered(torch.cat([wide, narrow]))
+    combined = Aggregate(rule)
+    assert_close(found[:2], combined([*wide[:, :2], *narrow[:2, :2]], [1.0] * 5))
+    assert_close(found[2:3], combined(list(wide[:, 2:3]), [1.0] * 3))
+    assert_close(found[3:], combined([*wide[:, 3:], narrow[2, 3:]], [1.0] * 4))
+
+
+@pytest.mark.parametrize("rule", ROBUST)
+def test_where_nobody_covers_a_coordinate_there_is_no_number(rule):
+    found = Aggregate(rule).of_covered(torch.tensor([[1.0, torch.nan], [1.0, torch.nan]]))
+    assert found.isnan().tolist() == [False, True]
+    assert found[0] == 1.0

@@ -1,4 +1,5 @@
 import itertools
+from typing import get_args
 
 import pytest
 import torch
@@ -8,12 +9,12 @@ from torch.testing import assert_close
 
 from potluck.core.message import Message
 from potluck.core.roles import Arriving
-from potluck.parts.means import Aggregate
+from potluck.parts.means import Aggregate, Rule
 from potluck.parts.submodels import CoverageMean, leading, mean_where_covered, packed, put, select, unpacked, whole
 
 EXACTLY = {"rtol": 0, "atol": 0}
 SHAPES = {"w": (4, 3), "b": (4,), "k": (2, 3, 2), "s": ()}
-ROBUST = ["median", "trimmed", "clipped"]
+ROBUST = get_args(Rule)[1:]
 
 
 def drawn(*shape, seed=0):
