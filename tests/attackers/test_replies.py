@@ -64,3 +64,12 @@ def test_the_liars_are_the_same_for_every_method_and_one_at_least():
     assert found == Attackers("noise", share=0.3).among(range(10), 0) != Attackers(share=0.3).among(range(10), 1)
     assert len(Attackers(share=0.01).among(range(5), 0)) == 1
     assert Attackers(clients=(4, 2)).among(range(10), 0) == (2, 4)
+
+
+def test_a_liar_that_is_not_there_and_a_federation_of_liars_are_refused():
+    with pytest.raises(ConfigError, match=r"^run.attackers.clients: expected some of 0 to 4, found \[2, 7\]$"):
+        Attackers(clients=(7, 2)).among(range(5), 0)
+    with pytest.raises(ConfigError, match=r"^run.attackers.clients: expected not all of them, found \[0, 1\]$"):
+        Attackers(clients=(0, 1)).among(range(2), 0)
+    with pytest.raises(ConfigError, match="^run.attackers: expected clients that are honest"):
+        Attackers().among(range(1), 0)

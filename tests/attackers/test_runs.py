@@ -3,6 +3,8 @@
 import pytest
 import torch
 
+from potluck.analysis.read import read_run
+from potluck.analysis.report import report_text
 from potluck.attackers.data import poisoned, with_square
 from potluck.attackers.settings import Attackers
 from potluck.core.federation import Site, empty_like
@@ -57,6 +59,18 @@ def test_workers_lie_alike(tmp_path):
     lies = {"kind": "noise", "share": 0.4}
     one = play(tmp_path / "one", tree(lies)).checkpoint.digest
     assert play(tmp_path / "two", tree(lies, executor="workers", workers=2)).checkpoint.digest == one
+
+
+@pytest.mark.slow
+def test_scores_are_of_honest_clients_and_run_and_report_say_who_lies(tmp_path):
+    experiment = resolve(tree({"kind": "sign_flip", "clients": [1, 3]}, rounds=1))
+    run = prepare(experiment, assemble(experiment), tmp_path)
+    said = "2 of 5 clients lie (sign_flip): 1, 3; all scores are of the others"
+    assert run.notes == [said]
+    result, _ = execute(run, experiment, tmp_path)
+    assert [score.client for score in result.evaluation.scores] == [0, 2, 4]
+    assert result.evaluation.missing == 0
+    assert said in report_text([read_run(tmp_path)])
 
 
 def site(inputs, targets):

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import torch
 
 from potluck.core.federation import ClientId
-from potluck.core.ground.fields import Checked, above, at_least, at_most, require
+from potluck.core.ground.fields import Checked, above, at_least, below, require
 from potluck.core.ground.rng import fold_in
 
 AttackKind = Literal["sign_flip", "noise", "label_flip", "free_rider", "scaled", "backdoor", "alie"]
@@ -47,7 +47,7 @@ class Attackers(Checked):
     """
 
     kind: AttackKind = "sign_flip"
-    share: Annotated[float, above(0), at_most(1)] | None = None
+    share: Annotated[float, above(0), below(1)] | None = None
     clients: tuple[Annotated[int, at_least(0)], ...] | None = None
     strength: Annotated[float, above(0)] | None = None
     target: Annotated[int, at_least(0)] = 0
@@ -64,9 +64,23 @@ class Attackers(Checked):
         require(self.kind == "backdoor" or not self.target, "target", f"0 of {self.kind!r}", self.target)
 
     def among(self, ids: Sequence[ClientId], seed: int) -> tuple[ClientId, ...]:
-        """The clients that lie, ascending: the same for every method under one seed."""
+        """The clients that lie, ascending: the same for every method under one seed.
+
+        Raises:
+            ConfigError: one that is named is not there, or nobody is honest.
+        """
         if self.clients is not None:
-            return tuple(sorted(set(self.clients) & set(ids)))
+            liars = sorted(set(self.clients))
+            require(set(liars) <= set(ids), "run.attackers.clients", f"some of {min(ids)} to {max(ids)}", liars)
+            require(len(liars) < len(ids), "run.attackers.clients", "not all of them", liars)
+            return tuple(liars)
         count = max(1, math.floor((self.share or 0.0) * len(ids) + 1e-9))
+        require(count < len(ids), "run.attackers", "clients that are honest", f"{count} of {len(ids)} who lie")
         order = torch.randperm(len(ids), generator=fold_in(seed, "attackers").generator())
         return tuple(sorted(ids[place] for place in order[:count].tolist()))
+
+    def told(self, ids: Sequence[ClientId], seed: int) -> str:
+        """Who lies and how, for readers."""
+        liars = self.among(ids, seed)
+        names = ", ".join(map(str, liars))
+        return f"{len(liars)} of {len(ids)} clients lie ({self.kind}): {names}; all scores are of the others"

@@ -147,8 +147,10 @@ def write_manifest(folder: Path, assembly: Assembly, computing: dict[str, Any], 
 
 
 def _cautions(assembly: Assembly, experiment: Experiment) -> dict[str, list[str]]:
-    """What the readers of a report should know of clients that the method does nothing for, if there are such."""
+    """What the readers of a report should know of clients that the method does nothing for, or that lie, if any."""
     found = cautions(needs_of(experiment.method), experiment.method_name, Offer.of(assembly.federation))
+    if (attackers := experiment.run.attackers) is not None:
+        found = [*found, attackers.told(sorted(assembly.federation.sites), experiment.run.seed)]
     return {"cautions": found} if found else {}
 
 

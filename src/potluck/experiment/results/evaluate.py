@@ -1,11 +1,12 @@
 """Evaluation of every client's model, on its own test part and on the common test set, and of the global model."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import reduce
 from statistics import fmean, pstdev
 from typing import Any
 
+from potluck.core.federation import ClientId
 from potluck.core.tasks.counting import classes_of
 from potluck.core.tasks.metric import ACCURACY, Metric, Values
 from potluck.core.tasks.named import CLASSIFICATION
@@ -105,7 +106,9 @@ class Evaluation:
         return [value for score in self.scores if (value := score.value(measure, metric)) is not None]
 
 
-def evaluate(engine: Engine, state: Any, *, round_number: int = 0, common_test: bool = True) -> Evaluation:
+def evaluate(
+    engine: Engine, state: Any, *, round_number: int = 0, common_test: bool = True, without: Collection[ClientId] = ()
+) -> Evaluation:
     """Evaluate every client's inference model, and the global model; each distinct one once on the common test set.
 
     Clients on other machines may lie. Their results count for themselves alone, and the global model is evaluated here.
@@ -115,6 +118,7 @@ def evaluate(engine: Engine, state: Any, *, round_number: int = 0, common_test: 
         state: the method's state after the round to evaluate.
         round_number: the round's number, for the records.
         common_test: whether to evaluate each client's model on the common test set too.
+        without: clients that are left out, such as those that lie.
     """
     federation = engine.federation
     task = federation.task
@@ -123,7 +127,8 @@ def evaluate(engine: Engine, state: Any, *, round_number: int = 0, common_test: 
     parts: tuple[EvaluatedPart, ...] = (
         ("own", "validation") if trusted or not common else ("own", "validation", "common")
     )
-    first = engine.evaluate(state, dict.fromkeys(federation.sites, parts))
+    asked = [client for client in federation.sites if client not in without]
+    first = engine.evaluate(state, dict.fromkeys(asked, parts))
     by_model = _common_sums(engine, state, first) if common and trusted else {}
     common_values = {model: task.values(sums) for model, sums in by_model.items()}
     scores: list[ClientRecord] = []
@@ -151,7 +156,7 @@ def evaluate(engine: Engine, state: Any, *, round_number: int = 0, common_test: 
     return Evaluation(
         scores=scores,
         of_global=_of_global(engine, state, by_model),
-        missing=len(federation.sites) - len(first),
+        missing=len(asked) - len(first),
         task=task,
         pooled=task.values(pooled) if pooled else None,
         sums=pooled,

@@ -117,9 +117,10 @@ class Run:
         if self._watch is not None:
             fresh = partial(ClientRuntime, method, federation, config.seed, config.computing)
             choice = self._watch.watched(choice, fresh)
+        self._liars: tuple[ClientId, ...] = ()
         if config.attackers is not None:
-            liars = config.attackers.among(sorted(federation.sites), config.seed)
-            choice = replace(choice, executor=Misled(choice.executor, config.attackers, liars))
+            self._liars = config.attackers.among(sorted(federation.sites), config.seed)
+            choice = replace(choice, executor=Misled(choice.executor, config.attackers, self._liars))
         check_targets(federation)
         rehearse(federation, common_test=config.common_test)
         self._config = config
@@ -193,6 +194,8 @@ class Run:
             raise CheckpointError(f"{self._folder / RELEASES} is missing; what clients have released is not known")
         self.notes = self._records.check(self._last) if self._records else []
         self.notes += cautions(needs_of(method), name, offer)
+        if self._config.attackers is not None:
+            self.notes.append(self._config.attackers.told(sorted(self._engine.federation.sites), self._config.seed))
         self.notes += self._config.computing.notes()
         self.notes += filter(None, [self._watch and self._watch.problem])
         try:
@@ -388,11 +391,14 @@ class Run:
             )
 
     def _evaluate(self, number: int) -> Evaluation:
-        clients = self._engine.federation.sites
+        clients = [client for client in self._engine.federation.sites if client not in self._liars]
+        common = self._config.common_test
 
         def once() -> Evaluation:
             self._audience.on_evaluation_start(EvaluationStart(number, len(clients)))
-            return evaluate(self._engine, self._state, round_number=number, common_test=self._config.common_test)
+            return evaluate(
+                self._engine, self._state, round_number=number, common_test=common, without=self._liars
+            )
 
         found = once() if self._engine.clock.virtual else self._attended(number, clients, once)
         self._audience.on_evaluation_end(found)

@@ -207,8 +207,8 @@ class RunConfig(Checked):
         keep_every: rounds between those whose models stay in the run's folder, besides the last and the best, so that
             `potluck analyse` draws what they show over rounds. It needs room on the disk for what has changed between
             them. Default: none of them stays. It needs a folder, and clients on this machine.
-        attackers: clients that lie, for trying how well the method and its rule bear it. They are evaluated as others
-            are.
+        attackers: clients that lie, for trying how well the method and its rule bear it. They are not evaluated,
+            so that all scores are of honest clients.
     """
 
     rounds: _Count = 20
