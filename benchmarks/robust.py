@@ -22,7 +22,7 @@ import torch
 from potluck.attackers.data import with_square
 from potluck.attackers.settings import Attackers, AttackKind
 from potluck.experiment.federation.assemble import assemble
-from potluck.experiment.running.execute import prepare
+from potluck.experiment.running.run import Run
 from potluck.experiment.settings.resolve import resolve
 from potluck.parts.means import Rule
 
@@ -56,7 +56,7 @@ def tree(method: str, rule: str, kind: str) -> dict[str, Any]:
         "partition": {"name": "dirichlet", "alpha": 1.0},
         "public": "holdout",
     }
-    run: dict[str, Any] = {"rounds": 15, "evaluate_every": 15, "common_test": False, "workers": 1}
+    run: dict[str, Any] = {"rounds": 15, "evaluate_every": 15, "common_test": False, "executor": "sequential"}
     if kind != "none":
         run |= {"attackers": {"kind": kind, "share": SHARE}, "tolerate_failures": True}
     hyper: dict[str, Any] = {"name": method, "training": {"lr": 0.01}}
@@ -70,12 +70,14 @@ def tree(method: str, rule: str, kind: str) -> dict[str, Any]:
 def cell(method: str, rule: str, kind: str) -> Line:
     """Accuracy of the honest clients, and of a backdoor how often it opens."""
     experiment = resolve(tree(method, rule, kind))
-    run = prepare(experiment, assembly := assemble(experiment), None)
+    assembly = assemble(experiment)
+    run = Run(experiment.method, assembly.federation, experiment.run)
+    run.load()
     result = run.run()
     liars = Attackers(share=SHARE).among(range(10), experiment.run.seed)
-    honest = [score for score in result.evaluation.scores if score.client not in liars]
+    honest = [score for score in result.evaluation.scores if score.client not in liars]  # without an attack too
     found = {"method": method, "rule": rule, "attack": kind, "opens": ""}
-    found["accuracy"] = f"{fmean(score.metrics['accuracy'] for score in honest):.4f}"
+    found["accuracy"] = f"{fmean(score.accuracy_personal or 0.0 for score in honest):.4f}"
     if kind == "backdoor":
         test = assembly.federation.test
         assert test is not None

@@ -7,7 +7,7 @@ import shlex
 import sys
 import tomllib
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import typer
@@ -15,6 +15,7 @@ import typer
 import potluck
 import potluck.testing.limits
 from potluck import fl
+from potluck.attackers.settings import Attackers, AttackKind
 from potluck.cli import main
 from potluck.cli.commands import app
 from potluck.cli.terminal import line_of
@@ -23,6 +24,7 @@ from potluck.experiment.running.sweep import read_sweep
 from potluck.experiment.settings.presets import experiment_for
 from potluck.experiment.settings.resolve import resolve
 from potluck.methods import get_method, list_methods
+from potluck.parts.means import Rule
 from potluck.recipes import list_recipes
 from potluck.records import TITLES, Progress
 from sitegen import readme
@@ -185,6 +187,19 @@ def test_the_guide_lists_schemas_and_limits_that_there_are():
     sentences = [line.partition("   ")[0].strip() for line in limits.splitlines()]
     assert len(sentences) >= 8
     assert [one for one in sentences if one not in potluck.testing.limits.__doc__] == []
+
+
+def test_the_guide_on_liars_lists_every_attack_with_its_strength_and_every_rule():
+    page = (ROOT / "docs/guides/liars.md").read_text()
+    attacks, rules = (dict(re.findall(r"^\| `(\w+)` \|.*\| ([^|]*?) *\|$", half, flags=re.MULTILINE))
+                      for half in page.split("## What helps"))  # fmt: skip
+    assert (attacks.pop("kind"), rules.pop("rule")) == ("`strength`", "Of *n* clients it bears")
+    assert set(attacks) == set(get_args(AttackKind))
+    for kind, strength in attacks.items():
+        assert ([float(strength)] if strength.isdigit() else []) == [
+            one for one in [Attackers(kind).strength] if one is not None
+        ]
+    assert tuple(rules) == get_args(Rule)
 
 
 def test_the_line_of_a_run_is_the_one_that_the_guide_shows():

@@ -5,6 +5,7 @@ from fnmatch import fnmatchcase
 REASONS: dict[str, str] = {
     # Combining what three clients send.
     "*: *combine.rule=trimmed": "a fifth of three clients, rounded down, is none, so trimmed is the unweighted mean",
+    "*: *combine.rule=multi_krum": "a fifth of three clients, rounded down, is none, so all three are averaged",
     "fd: combine.rule=median": "a class is averaged over the two others at most, and the median of two is their mean",
     "fd: *trim=0.4 beside*": "0.4 of the two others, rounded down, is none",
     "rhfl: *trim=0.4 beside*": "0.4 of the two others, rounded down, is none",

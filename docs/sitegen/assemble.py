@@ -51,6 +51,7 @@ SECTIONS = {
             "report",
             "analyse",
             "attack",
+            "liars",
             "follow-a-run",
         ),
     ),

@@ -84,13 +84,15 @@ def test_labels_are_turned_round():
     assert found.train.labels.tolist() == [1, 0]
 
 
-def test_half_of_the_images_have_a_square_and_the_class():
-    of = site(torch.zeros(4, 1, 8, 8, dtype=torch.uint8), torch.tensor([0, 1, 2, 2]))
+def test_half_of_the_images_have_a_square_as_bright_as_the_brightest_and_the_class():
+    images = torch.zeros(4, 1, 8, 8, dtype=torch.uint8)
+    images[0, 0, 0, 0] = 16
+    of = site(images, torch.tensor([0, 1, 2, 2]))
     found = poisoned(of, Attackers("backdoor", target=2), 3, Key(("a",))).train
-    marked = [bool(image[0, -2:, -2:].eq(255).all()) for image in found.inputs]
+    marked = [bool(image[0, -2:, -2:].eq(16).all()) for image in found.inputs]
     assert sorted(marked) == [False, True]
     assert found.labels[marked.index(True)] == 2
-    assert of.train.inputs.sum() == 0
+    assert of.train.inputs.sum() == 16
     assert with_square(of.train, Attackers("backdoor", target=1)).labels.tolist() == [1, 1]
 
 

@@ -14,6 +14,7 @@ from potluck.core.nets.weights import load, weights_of
 from potluck.core.requests.fit import LocalTraining
 from potluck.methods.fedkemf import FedKEMF, fused
 from potluck.methods.local import Local
+from potluck.parts.means import Aggregate
 
 EXACTLY = {"rtol": 0, "atol": 0}
 FULL = LocalTraining("sgd", lr=0.1, batch_size=64)  # one full step
@@ -56,14 +57,27 @@ def differs(a, b):
     ],
 )
 def test_fused__is_a_distribution_made_of_all_teachers(ensemble, expected):
-    found = fused(LOGITS, ensemble)
+    found = fused(LOGITS, ensemble, Aggregate())
     assert_close(found, expected)
     assert_close(found.sum(1), torch.ones(2))
 
 
+def test_fused__of_a_median_are_the_middle_probabilities_divided_by_their_sum():
+    p = torch.tensor([[[0.7, 0.2, 0.1]], [[0.5, 0.1, 0.4]], [[0.0, 0.0, 1.0]]])
+    found = fused(p.clamp(min=1e-30).log(), "mean", Aggregate("median"))
+    assert_close(found, torch.tensor([[0.5, 0.1, 0.4]]))
+    p[2] = torch.tensor([[0.3, 0.6, 0.1]])
+    assert_close(fused(p.log(), "mean", Aggregate("median")), torch.tensor([[5 / 8, 2 / 8, 1 / 8]]))
+
+
+def test_a_rule_of_means_is_refused_where_none_is_taken():
+    with pytest.raises(ConfigError, match="combine: expected the default, since the ensemble 'vote' takes no mean"):
+        FedKEMF(ensemble="vote", combine=Aggregate("median"))
+
+
 @pytest.mark.parametrize("ensemble", ["mean", "max"])
 def test_fused__of_one_teacher_is_its_prediction(ensemble):
-    assert_close(fused(LOGITS[:1], ensemble), LOGITS[0].softmax(1))
+    assert_close(fused(LOGITS[:1], ensemble, Aggregate()), LOGITS[0].softmax(1))
 
 
 # A round
@@ -94,7 +108,7 @@ def test_a_servers_step_is_the_papers(play, clouds, ensemble):
     copies = [reply["common"] for reply in run.wire.replied["local_update"][1].values()]
     teachers = [load(run.engine.server(1).build(), copy).eval() for copy in copies]
     x = federation.public.inputs
-    taught = fused(torch.stack([teacher(x) for teacher in teachers]), ensemble).detach()
+    taught = fused(torch.stack([teacher(x) for teacher in teachers]), ensemble, Aggregate()).detach()
     full_step(net, entropy_to(taught, net(x)))
     assert_close(run.state.common, weights_of(net))
 

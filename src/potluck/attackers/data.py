@@ -55,9 +55,8 @@ def with_square(examples: Examples, attackers: Attackers, chosen: Tensor | None 
         raise ConfigError("run.attackers.kind: found 'backdoor', which marks images; expected another for these data")
     images = inputs[_rows(examples)].clone()
     places = torch.arange(len(images)) if chosen is None else chosen
-    bright = 255 if images.dtype == torch.uint8 else inputs.max()
     height, width = (max(2, side // _SIDE) for side in images.shape[2:])
-    images[places, :, -height:, -width:] = bright
+    images[places, :, -height:, -width:] = inputs.max()  # as bright as the brightest there is
     labels[places] = attackers.target
     return Examples(images, labels, examples.preprocess)
 

@@ -67,14 +67,16 @@ class FedKEMF(fl.CommonModel):
         ensemble: how the copies' predictions become one.
         mutual: whether the two networks at a client teach each other.
         order: whether they are updated one after the other or at once, see departure 4.
+        combine: how the "mean" ensemble's probabilities become one; another rule's are divided by their sum.
     """
 
-    unguarded = "the server's network learns from every client's predictions"
+    unguarded = "what copies predict are distributions, of which one client of five moves a mean by a fifth"
     aligns_classes = True
 
     variants = {
         "max": {"ensemble": "max"},
         "vote": {"ensemble": "vote"},
+        "median": {"combine.rule": "median"},
         "simultaneous": {"order": "simultaneous"},
         "without mutual learning": {"mutual": False},
     }
@@ -85,10 +87,13 @@ class FedKEMF(fl.CommonModel):
     ensemble: Ensemble = "mean"
     mutual: bool = True
     order: Literal["sequential", "simultaneous"] = "sequential"
+    combine: fl.Aggregate = fl.Aggregate()
 
     def __post_init__(self) -> None:
         meet = self.mutual or self.order == "sequential"
         fl.require(meet, "order", "'sequential' without mutual learning, where neither waits for the other", self.order)
+        plain = self.ensemble == "mean" or self.combine == fl.Aggregate()
+        fl.require(plain, "combine", f"the default, since the ensemble {self.ensemble!r} takes no mean", self.combine)
 
     def needs(self) -> frozenset[fl.Need]:
         return frozenset({fl.Need.PUBLIC_DATA, fl.Need.CLASSES})
@@ -97,7 +102,8 @@ class FedKEMF(fl.CommonModel):
         rows = fl.public.drawn_rows(server, self.public_examples)
         teachers = (fl.load(server.build(), copy) for copy in replies.entries("common"))
         logits = [server.predict(fl.Predict(teacher, fl.public.public_of(server).take(rows))) for teacher in teachers]
-        lesson = fl.public.soft_lesson(server, {"rows": rows, "labels": fused(torch.stack(logits), self.ensemble)})
+        taught = fused(torch.stack(logits), self.ensemble, self.combine)
+        lesson = fl.public.soft_lesson(server, {"rows": rows, "labels": taught})
         student = fl.load(server.build(), common)
         report = server.fit(fl.Fit(student, fl.public.soft_labels_loss, lesson, self.server_training))
         server.note(distillation_loss=report.loss)
@@ -123,10 +129,12 @@ class FedKEMF(fl.CommonModel):
         return fl.Message(common=fl.learnt_of(common))
 
 
-def fused(logits: Tensor, ensemble: Ensemble) -> Tensor:
+def fused(logits: Tensor, ensemble: Ensemble, combine: fl.Aggregate) -> Tensor:
     """The teacher's probabilities (examples, classes) from its nets' logits (nets, examples, classes)."""
-    if ensemble == "mean":
+    if ensemble == "mean" and combine.rule == "mean":
         return logits.softmax(2).mean(0)
+    if ensemble == "mean":
+        return fl.public.consensus(list(logits.softmax(2)), combine)
     if ensemble == "max":
         return logits.amax(0).softmax(1)
     return F.one_hot(logits.argmax(2), logits.shape[2]).to(logits).mean(0)

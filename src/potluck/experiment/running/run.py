@@ -396,9 +396,7 @@ class Run:
 
         def once() -> Evaluation:
             self._audience.on_evaluation_start(EvaluationStart(number, len(clients)))
-            return evaluate(
-                self._engine, self._state, round_number=number, common_test=common, without=self._liars
-            )
+            return evaluate(self._engine, self._state, round_number=number, common_test=common, without=self._liars)
 
         found = once() if self._engine.clock.virtual else self._attended(number, clients, once)
         self._audience.on_evaluation_end(found)
