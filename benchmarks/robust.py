@@ -2,10 +2,11 @@
 
     OMP_NUM_THREADS=1 python benchmarks/robust.py [--methods fedavg fedproto]
 
-Ten clients with the digits of scikit-learn, one network, fifteen rounds. Two of them lie (`run.attackers`). The number is
-the mean accuracy of the other eight on their own test parts after the last round, beside the same run without liars; of
-"backdoor" also the share of the common test images with the square, of other classes, that they take for its class. What
-is known is not run again: lines go to `benchmarks/results/robust.csv` at once, the page is `benchmarks/results/robust.md`.
+Ten clients with the digits of scikit-learn, one network, fifteen rounds. Two of them lie (`run.attackers`). The number
+is the mean accuracy of the other eight on their own test parts after the last round, beside the same run without liars;
+of "backdoor" also the share of the common test images with the square, of other classes, that they take for its class.
+What is known is not run again: lines go to `benchmarks/results/robust.csv` at once, the page is
+`benchmarks/results/robust.md`.
 """
 
 import argparse
@@ -56,10 +57,10 @@ def tree(method: str, rule: str, kind: str) -> dict[str, Any]:
         "partition": {"name": "dirichlet", "alpha": 1.0},
         "public": "holdout",
     }
-    run: dict[str, Any] = {"rounds": 15, "evaluate_every": 15, "common_test": False, "executor": "sequential"}
+    run: dict[str, Any] = {"rounds": 15, "evaluate_every": 15, "common_test": False, "executor": "stacked"}
     if kind != "none":
         run |= {"attackers": {"kind": kind, "share": SHARE}, "tolerate_failures": True}
-    hyper: dict[str, Any] = {"name": method, "training": {"lr": 0.01}}
+    hyper: dict[str, Any] = {"name": method, "training": {"optimizer": "sgd", "lr": 0.1, "epochs": 3}}
     node = hyper
     for key in METHODS[method].split("."):
         node = node.setdefault(key, {})

@@ -71,5 +71,5 @@ def test_a_liar_that_is_not_there_and_a_federation_of_liars_are_refused():
         Attackers(clients=(7, 2)).among(range(5), 0)
     with pytest.raises(ConfigError, match=r"^run.attackers.clients: expected not all of them, found \[0, 1\]$"):
         Attackers(clients=(0, 1)).among(range(2), 0)
-    with pytest.raises(ConfigError, match="^run.attackers: expected clients that are honest"):
+    with pytest.raises(ConfigError, match=r"^run.attackers: expected clients that are honest"):
         Attackers().among(range(1), 0)
