@@ -145,6 +145,12 @@ def test_attacks_import_what_they_attack_and_nothing_but_scripts_imports_them():
     none_of([path for path in files() if path.relative_to(ROOT).parts[0] not in ("attacks", "api")], "potluck.attacks")
 
 
+def test_liars_are_made_of_core_and_the_engine_and_only_runs_have_them():
+    only(files("attackers"), "attackers", "core", "engine")
+    others = [path for path in files() if path.relative_to(ROOT).parts[0] not in ("attackers", "experiment")]
+    none_of(others, "potluck.attackers")
+
+
 def test_experiment_imports_neither_the_command_line_nor_analysis_nor_testing():
     none_of(files("experiment"), "potluck.cli", "potluck.analysis", "potluck.testing", "potluck.flower")
 
