@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, NoReturn
 
@@ -14,7 +14,7 @@ import typer
 
 from potluck.cli import stages
 from potluck.cli.commands.advice import option_advice
-from potluck.core.ground.errors import PotluckError, PotluckWarning, explained
+from potluck.core.ground.errors import PotluckError, PotluckWarning, StartAnew, explained
 
 # Typer brings its own copy of click or uses the installed one, depending on its version.
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
@@ -44,6 +44,8 @@ def _exit_code(command: Callable[[], int | None]) -> int:
         code = _warning_on_a_line(command)
         sys.stdout.flush()
         return code
+    except StartAnew as error:
+        _start_anew(error.environment)
     except PotluckError as error:
         return _refuse(str(error))
     except _UsageError as error:
@@ -86,6 +88,14 @@ def _showing(others: Callable[..., None]) -> Callable[..., None]:
             print(f"potluck: {' '.join(str(message).split())}", file=sys.stderr)  # noqa: T201
 
     return show
+
+
+def _start_anew(environment: Mapping[str, str]) -> NoReturn:
+    """Carry out the same command in a program with other environment variables, in place of this one."""
+    stages.clear()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], {**os.environ, **environment})
 
 
 def _unread() -> int:

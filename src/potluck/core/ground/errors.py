@@ -4,7 +4,7 @@ import difflib
 import re
 import sysconfig
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 _OURS = Path(__file__).resolve().parents[2]
@@ -18,6 +18,18 @@ class PotluckError(Exception):
 
 class ConfigError(PotluckError, ValueError):
     """A configuration key or value is not one that Potluck accepts."""
+
+
+class StartAnew(ConfigError):
+    """A setting wants the program to be started with other environment variables; the command line does so by itself.
+
+    Attributes:
+        environment: these variables.
+    """
+
+    def __init__(self, message: str, environment: Mapping[str, str]) -> None:
+        super().__init__(message)
+        self.environment = environment
 
 
 class DataError(PotluckError, ValueError):

@@ -89,6 +89,7 @@ class ClientRuntime:
         self._method = method
         self._federation = federation
         self._seed = seed
+        computing.make_ready()
         self.computing = computing
         self.costs = Costs(computing)
         self._modules = ModulePool(self.build)

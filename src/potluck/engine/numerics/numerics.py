@@ -1,4 +1,4 @@
-"""How networks are computed: device, precision and memory layout. Each changes last bits and is recorded."""
+"""How networks are computed: device, precision, memory layout and kernels. Each changes last bits and is recorded."""
 
 import time
 from collections.abc import Generator
@@ -15,6 +15,7 @@ from potluck.core.ground.fields import Checked, require
 from potluck.core.ground.inputs import Inputs, each
 from potluck.core.nets.modes import threads
 from potluck.engine.numerics.device import CPU, description, device_named, moved, placed
+from potluck.engine.numerics.kernels import answer, is_known, make_native, make_portable
 
 
 @dataclass(frozen=True)
@@ -28,13 +29,19 @@ class Numerics(Checked):
         device: "cpu"; an accelerator by torch's name, such as "cuda", "cuda:1", "mps" or "xpu"; or "auto" for the
             machine's accelerator, if any. Draws always come from CPU generators, except those inside a network, such as
             Dropout's.
+        kernels: "portable" for those by which a run gives the same bits on every x86 processor, in about twice the
+            time; the command line starts itself anew for them. Default: what torch and its libraries choose for each
+            processor.
     """
 
     precision: Literal["fp32", "bf16"] = "fp32"
     layout: Literal["contiguous", "channels_last"] = "contiguous"
     device: str = "cpu"
+    kernels: Literal["portable"] | None = None
 
     def __post_init__(self) -> None:
+        plain = (self.precision, self.layout, self.device) == ("fp32", "contiguous", "cpu")
+        require(plain or not self.kernels, "kernels", "none with another precision, layout or device", self.kernels)
         require(_is_device(self.device), "device", "'cpu', 'auto', 'cuda', 'cuda:1', 'mps' or 'xpu'", self.device)
 
     @property
@@ -48,8 +55,19 @@ class Numerics(Checked):
 
     @property
     def stacks(self) -> bool:
-        """Whether clients may be stacked: only with the default precision and layout."""
-        return (self.precision, self.layout) == ("fp32", "contiguous")
+        """Whether clients may be stacked: only with the default precision, layout and kernels."""
+        return (self.precision, self.layout, self.kernels) == ("fp32", "contiguous", None)
+
+    def make_ready(self) -> None:
+        """Have this process compute by the chosen kernels.
+
+        Raises:
+            ConfigError: they are portable, and it cannot.
+        """
+        if self.kernels:
+            make_portable()
+        else:
+            make_native()
 
     def facts(self) -> dict[str, float | str]:
         """Facts about these choices on this machine, for the manifest."""
@@ -58,10 +76,14 @@ class Numerics(Checked):
             found["device"] = description(self.place)
         elif self.precision == "bf16":
             found["bf16_time_over_fp32"] = round(bf16_time_over_fp32(), 2)
+        if self.kernels:
+            found["kernels_answer"] = answer()
         return found
 
     def notes(self) -> list[str]:
         """Warnings about these choices on this machine, a line each, before the first round."""
+        if self.kernels and not is_known():
+            return [f"run.computing.kernels is portable, which was not tried with torch {torch.__version__}"]
         times = self.facts().get("bf16_time_over_fp32")
         if not isinstance(times, float) or times < _WORTH_SAYING:
             return []

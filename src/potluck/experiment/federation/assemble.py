@@ -77,6 +77,7 @@ def assemble(experiment: Experiment, *, checked: bool = False) -> Assembly:
         ConfigError: the federation lacks what the method needs; raised before any data are loaded.
         DataError: the data are missing or cannot be divided as configured.
     """
+    experiment.run.computing.make_ready()
     config = experiment.federation
     matched = matched_classes(experiment)
     task = (matched.width, matched.common.input_shape)
@@ -172,6 +173,7 @@ def assemble_server(experiment: Experiment, matched: MatchedClasses | None = Non
             is a twin.
         DataError: public examples are needed and missing.
     """
+    experiment.run.computing.make_ready()
     if experiment.run.twin is not None:
         raise ConfigError("run.twin: expected none with clients on other machines, whose time is real; leave it out")
     if experiment.run.keep_every is not None:

@@ -152,6 +152,8 @@ def run_several(experiments: Sequence[Experiment], parent: Path, processes: int)
         (parent / _CLAIMS).mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise StorageError(f"cannot make {parent}: {error.strerror}") from error
+    for experiment in experiments:
+        experiment.run.computing.make_ready()  # or all of their processes would be refused
     cells = [
         _Cell(index, experiment, _Work(experiment.run.rounds, folder, _claim(parent, experiment)))
         for index, (experiment, folder) in enumerate(zip(experiments, found(parent, experiments), strict=True))

@@ -236,6 +236,8 @@ class RunConfig(Checked):
     def __post_init__(self) -> None:
         alone = self.threads == 1 or self.executor != "workers"
         require(alone, "threads", "1 with the executor 'workers', which has one thread for each process", self.threads)
+        native = self.computing.kernels is None
+        require(native or self.threads == 1, "threads", "1 with portable kernels, whose sums they cut up", self.threads)
         sensible = not self.outlier_factor or self.outlier_factor > 1
         require(sensible, "outlier_factor", "more than 1, or 0 to compare nothing", self.outlier_factor)
         over = self.rounds_close.over_select
