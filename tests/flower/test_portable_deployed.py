@@ -19,7 +19,7 @@ NODES = ("a", "b")
 SETTINGS = (
     *("federation.dataset=digits", "federation.clients=2", 'federation.models=["cnn2", "cnn3"]'),
     *("run.rounds=1", "run.common_test=false", "run.executor=sequential", "run.computing.kernels=portable"),
-    "run.tolerate_failures=false",
+    *("run.tolerate_failures=false", "run.outlier_factor=0"),
 )
 
 
