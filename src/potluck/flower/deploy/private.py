@@ -23,7 +23,7 @@ def replace(module: ModuleType, name: str, ours: Any) -> None:
     Raises:
         SystemExit: it uses nothing of this name; this version would not do what Potluck relies on.
     """
-    if not callable(getattr(module, name, None)):
+    if getattr(module, name, None) is None:
         raise SystemExit(
             f"this version of Flower has no {name} in {module.__name__}; install the one that Potluck asks for"
         )

@@ -5,6 +5,9 @@ run any code. Flower's programs start one another by name. So `potluck join` put
 the path: the one for a node's app fetches and answers a message as Flower does, but with Potluck's app instead of the
 one that was sent, which is not even unpacked; the one that takes tasks and starts the app is Flower's own; the others
 refuse. Both fetch through the node's own socket (`potluck.flower.deploy.private`).
+
+Flower starts a program for every message, which takes a small device seconds, for all that is imported. So the program
+that takes tasks has one beside it that has imported this, and is copied for each message.
 """
 
 import os
@@ -19,6 +22,7 @@ from flwr.supercore.constant import TASK_TYPE_TO_COMMAND, TaskType
 
 from potluck.flower.deploy.private import ToSocket, replace
 from potluck.flower.deploy.processes import environment
+from potluck.flower.node.copied import Copied
 
 _APP, _TASKS = TASK_TYPE_TO_COMMAND[TaskType.CLIENT_APP], "flower-superexec"
 _CLIENT = "RuntimeHttpClient"
@@ -45,10 +49,14 @@ def stand_in_front(home: Path) -> dict[str, str]:
 
 def take_tasks() -> None:
     """Act as Flower's program that takes a node's tasks."""
+    copied = Copied(_APP, _imports, answer)  # before there are threads, which a copy would lack
+
     from flwr.supercore.cli import flower_superexec
     from flwr.supercore.superexec import run_superexec
+    from flwr.supercore.superexec.executor import subprocess_executor
 
     replace(run_superexec, _CLIENT, ToSocket)
+    replace(subprocess_executor, "subprocess", copied)
     flower_superexec()
 
 
@@ -69,6 +77,14 @@ def answer() -> None:
     for name, replacement in zip(_REPLACED, (none, ours, ToSocket), strict=True):
         replace(run_clientapp, name, replacement)
     flwr_clientapp()
+
+
+def _imports() -> None:
+    """Import what `answer` needs."""
+    from flwr.supernode import cli  # noqa: F401
+    from flwr.supernode.runtime import run_clientapp  # noqa: F401
+
+    from potluck.flower.node import clientapp  # noqa: F401
 
 
 _PROGRAMS = {_APP: answer, _TASKS: take_tasks}
