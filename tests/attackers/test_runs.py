@@ -15,6 +15,8 @@ from potluck.experiment.federation.assemble import assemble
 from potluck.experiment.running.execute import execute, prepare
 from potluck.experiment.settings.resolve import resolve
 
+from ..carried_out import carried_out, digest_of
+
 
 def tree(attackers=None, rule="mean", rounds=3, method="fedavg", **run):
     federation = {"dataset": "digits", "clients": 5, "models": [{"name": "mlp4"}], "partition": "iid"}
@@ -24,16 +26,8 @@ def tree(attackers=None, rule="mean", rounds=3, method="fedavg", **run):
     return {"federation": federation, "method": hyper, "run": run}
 
 
-def play(folder, tables):
-    experiment = resolve(tables)
-    folder.mkdir(exist_ok=True)
-    run = prepare(experiment, assemble(experiment), folder)
-    result, _ = execute(run, experiment, folder)
-    return result
-
-
 def accuracy(folder, tables):
-    return play(folder, tables).rounds[-1].value("personal", "accuracy")
+    return carried_out(folder, tables).rounds[-1].value("personal", "accuracy")
 
 
 @pytest.mark.slow
@@ -49,16 +43,16 @@ def test_a_liar_spoils_a_mean_and_not_a_median(tmp_path, kind, strength):
 @pytest.mark.parametrize("kind", ["free_rider", "alie", "label_flip", "backdoor"])
 def test_every_other_attack_changes_the_run_and_is_deterministic(tmp_path, kind):
     lies = {"kind": kind, "share": 0.4}
-    digests = [play(tmp_path / str(n), tree(lies)).checkpoint.digest for n in range(2)]
+    digests = [digest_of(tmp_path / str(n), tree(lies)) for n in range(2)]
     assert digests[0] == digests[1]
-    assert digests[0] != play(tmp_path / "honest", tree()).checkpoint.digest
+    assert digests[0] != digest_of(tmp_path / "honest", tree())
 
 
 @pytest.mark.slow
 def test_workers_lie_alike(tmp_path):
     lies = {"kind": "noise", "share": 0.4}
-    one = play(tmp_path / "one", tree(lies)).checkpoint.digest
-    assert play(tmp_path / "two", tree(lies, executor="workers", workers=2)).checkpoint.digest == one
+    one = digest_of(tmp_path / "one", tree(lies))
+    assert digest_of(tmp_path / "two", tree(lies, executor="workers", workers=2)) == one
 
 
 @pytest.mark.slow

@@ -13,13 +13,14 @@ from potluck.engine.rounds.asynchrony.departures import Departures
 from potluck.engine.rounds.asynchrony.rules import Asynchrony
 from potluck.experiment.federation.assemble import assemble
 from potluck.experiment.running.asynchrony import check_asynchronous
-from potluck.experiment.running.execute import execute, prepare
 from potluck.experiment.running.foresee import foresee
 from potluck.experiment.settings.resolve import resolve
 from potluck.methods import get_method, list_methods
 from potluck.testing.checks.asynchrony import can_be_asynchronous
 from potluck.twin.devices import Fleet
 from potluck.twin.simulate import simulate_asynchronously, summed
+
+from ..carried_out import carried_out, digest_of
 
 DEVICES = [
     {"clients": "0", "gflops": 0.002, "up_mbit": 1.0},
@@ -42,15 +43,6 @@ def tree(rounds=3, method="fedavg", rule=RULES[0], devices=DEVICES, **run):
     return {"federation": federation, "method": {"name": method}, "run": run}
 
 
-def play(folder, tables):
-    experiment = resolve(tables)
-    folder.mkdir(exist_ok=True)
-    run = prepare(experiment, assemble(experiment), folder)
-    result, _ = execute(run, experiment, folder)
-    assert result.checkpoint is not None
-    return result.checkpoint.digest
-
-
 def contents(folder):
     return [(folder / name).read_bytes() for name in ("rounds.jsonl", "costs.jsonl", "clients.jsonl", "twin.jsonl")]
 
@@ -59,10 +51,10 @@ def contents(folder):
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule["rule"])
 @pytest.mark.parametrize("method", ["fedavg", "fedrep"])
 def test_it_is_deterministic_and_resumes_to_the_same_bytes(tmp_path, rule, method):
-    whole = play(tmp_path / "whole", tree(7, method, rule))
-    assert play(tmp_path / "parts", tree(2, method, rule)) != whole
-    play(tmp_path / "parts", tree(4, method, rule))
-    assert play(tmp_path / "parts", tree(7, method, rule)) == whole
+    whole = digest_of(tmp_path / "whole", tree(7, method, rule))
+    assert digest_of(tmp_path / "parts", tree(2, method, rule)) != whole
+    carried_out(tmp_path / "parts", tree(4, method, rule))
+    assert digest_of(tmp_path / "parts", tree(7, method, rule)) == whole
     assert contents(tmp_path / "whole") == contents(tmp_path / "parts")
 
 
@@ -70,19 +62,21 @@ def test_it_is_deterministic_and_resumes_to_the_same_bytes(tmp_path, rule, metho
 @pytest.mark.parametrize("method", ["fedavg", "fedprox", "fedproto", "local"])
 def test_a_buffer_for_everybody_is_a_run_whose_rounds_wait(tmp_path, method):
     rule = {"rule": "fedbuff", "buffer": 4, "staleness": 0}
-    assert play(tmp_path / "a", tree(method=method, rule=rule)) == play(tmp_path / "b", tree(method=method, rule=None))
+    assert digest_of(tmp_path / "a", tree(method=method, rule=rule)) == digest_of(
+        tmp_path / "b", tree(method=method, rule=None)
+    )
 
 
 @pytest.mark.slow
 def test_workers_carry_it_out_to_the_same_bytes(tmp_path):
-    one = play(tmp_path / "one", tree(4))
-    assert play(tmp_path / "two", tree(4, executor="workers", workers=2)) == one
+    one = digest_of(tmp_path / "one", tree(4))
+    assert digest_of(tmp_path / "two", tree(4, executor="workers", workers=2)) == one
     assert contents(tmp_path / "one") == contents(tmp_path / "two")
 
 
 @pytest.mark.slow
 def test_nobody_waits_for_the_slowest_and_its_reply_counts_when_it_comes(tmp_path):
-    play(tmp_path / "a", tree(30, evaluate_every=30))
+    carried_out(tmp_path / "a", tree(30, evaluate_every=30))
     rounds = course_of(read_run(tmp_path / "a"))
     turns = [turn for timed in rounds for _, turn in timed.turns]
     by_client = {client: [turn for turn in turns if turn.client == client] for client in range(4)}
@@ -97,7 +91,7 @@ def test_nobody_waits_for_the_slowest_and_its_reply_counts_when_it_comes(tmp_pat
 
 @pytest.mark.slow
 def test_bytes_and_work_are_counted_when_the_round_of_a_reply_closes(tmp_path):
-    play(tmp_path / "a", tree(6))
+    carried_out(tmp_path / "a", tree(6))
     run = read_run(tmp_path / "a")
     for record in run.rounds:
         lines = [line for line in costs(run) if line.round == record.round and line.client is not None]
@@ -108,7 +102,7 @@ def test_bytes_and_work_are_counted_when_the_round_of_a_reply_closes(tmp_path):
 @pytest.mark.slow
 def test_who_leaves_in_the_middle_has_worked_in_vain_and_is_asked_again(tmp_path):
     devices = [{"clients": "0", "gflops": 0.0002, "available": "0-0.0002, 0.0003-24"}, {"gflops": 0.002}]
-    play(tmp_path / "a", tree(8, devices=devices, tolerate_failures=True))
+    carried_out(tmp_path / "a", tree(8, devices=devices, tolerate_failures=True))
     run = read_run(tmp_path / "a")
     turns = [turn for timed in course_of(run) for _, turn in timed.turns if turn.client == 0]
     assert turns[0].fate == "left"
@@ -129,7 +123,7 @@ def test_what_is_foreseen_is_what_a_run_takes(tmp_path, rule):
     course = run.course(Fleet(run.twin.devices, ids))
     order = lambda number: run.order(ids, number)  # noqa: E731
     foreseen = list(islice(simulate_asynchronously(course, departures, known.load, order), 12))
-    play(tmp_path / "a", tree(12, rule=rule, evaluate_every=12))
+    carried_out(tmp_path / "a", tree(12, rule=rule, evaluate_every=12))
     assert foreseen[-1].end == pytest.approx(course_of(read_run(tmp_path / "a"))[-1].end, rel=0.1)
 
 
@@ -193,11 +187,11 @@ def test_the_guide_lists_the_methods_that_can_have_it():
 
 @pytest.mark.slow
 def test_a_run_that_goes_on_keeps_its_rule(tmp_path):
-    play(tmp_path / "a", tree(1))
+    carried_out(tmp_path / "a", tree(1))
     with pytest.raises(CheckpointError, match=r'run\.asynchronous was \{"rule": "fedbuff".* and is not set'):
-        play(tmp_path / "a", tree(2, rule=None, twin=tree(1)["run"]["twin"]))
+        carried_out(tmp_path / "a", tree(2, rule=None, twin=tree(1)["run"]["twin"]))
     with pytest.raises(CheckpointError, match=r"run\.asynchronous\.buffer was 2 and is 3"):
-        play(tmp_path / "a", tree(2, rule={"rule": "fedbuff", "buffer": 3}))
-    play(tmp_path / "b", tree(1, rule=None, twin=tree(1)["run"]["twin"]))
+        carried_out(tmp_path / "a", tree(2, rule={"rule": "fedbuff", "buffer": 3}))
+    carried_out(tmp_path / "b", tree(1, rule=None, twin=tree(1)["run"]["twin"]))
     with pytest.raises(CheckpointError, match=r"last\.json does not say who is under way"):
-        play(tmp_path / "b", tree(2))
+        carried_out(tmp_path / "b", tree(2))

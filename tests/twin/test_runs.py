@@ -10,11 +10,12 @@ from potluck.analysis.read import costs, read_run
 from potluck.cli.twin import Question, print_twins, timed_again
 from potluck.core.ground.errors import ConfigError, PotluckError
 from potluck.experiment.federation.assemble import assemble
-from potluck.experiment.running.execute import execute, prepare
 from potluck.experiment.running.foresee import foresee
 from potluck.experiment.settings.resolve import resolve
 from potluck.twin.devices import Fleet, TwinDevice
 from potluck.twin.simulate import simulate
+
+from ..carried_out import carried_out, digest_of
 
 DEVICES = [
     {"clients": "0", "gflops": 0.0001, "up_mbit": 1.0},
@@ -36,22 +37,13 @@ def tree(rounds=3, method="fedavg", twin=True, **run):
     return {"federation": federation, "method": {"name": method}, "run": run}
 
 
-def play(folder, tables):
-    experiment = resolve(tables)
-    folder.mkdir(exist_ok=True)
-    run = prepare(experiment, assemble(experiment), folder)
-    result, _ = execute(run, experiment, folder)
-    assert result.checkpoint is not None
-    return result.checkpoint.digest
-
-
 def content(folder, name):
     return (folder / name).read_bytes()
 
 
 @pytest.mark.slow
 def test_who_is_late_or_gone_does_not_count(tmp_path):
-    play(tmp_path / "a", tree())
+    carried_out(tmp_path / "a", tree())
     rounds = course_of(read_run(tmp_path / "a"))
     fates = [{turn.client: turn.fate for _, turn in timed.turns} for timed in rounds]
     assert fates[0] == {0: "late", 1: "counted", 2: "counted", 3: "counted"}
@@ -66,19 +58,19 @@ def test_who_is_late_or_gone_does_not_count(tmp_path):
 
 @pytest.mark.slow
 def test_a_device_that_is_always_in_time_changes_nothing(tmp_path):
-    plain = play(tmp_path / "plain", tree(twin=False))
+    plain = digest_of(tmp_path / "plain", tree(twin=False))
     timed = tree(rounds_close={})
     timed["run"]["twin"] = {"devices": [{"gflops": 1.0}]}
-    assert play(tmp_path / "timed", timed) == plain
+    assert digest_of(tmp_path / "timed", timed) == plain
     for name in ("rounds.jsonl", "costs.jsonl", "clients.jsonl"):
         assert content(tmp_path / "plain", name) == content(tmp_path / "timed", name)
 
 
 @pytest.mark.slow
 def test_it_resumes_to_the_same_bytes(tmp_path):
-    whole = play(tmp_path / "whole", tree(5))
-    play(tmp_path / "parts", tree(2))
-    assert play(tmp_path / "parts", tree(5)) == whole
+    whole = digest_of(tmp_path / "whole", tree(5))
+    carried_out(tmp_path / "parts", tree(2))
+    assert digest_of(tmp_path / "parts", tree(5)) == whole
     for name in ("rounds.jsonl", "costs.jsonl", "clients.jsonl", "twin.jsonl"):
         assert content(tmp_path / "whole", name) == content(tmp_path / "parts", name)
 
@@ -87,7 +79,7 @@ def test_it_resumes_to_the_same_bytes(tmp_path):
 def test_a_twin_waits_for_a_quorum_to_come_and_time_passes(tmp_path):
     tables = tree(1, rounds_close={"quorum": 4})
     tables["run"]["twin"] = {"devices": [{"clients": "0", "available": "5-6"}, {}], "starts_at": 1.0}
-    play(tmp_path / "a", tables)
+    carried_out(tmp_path / "a", tables)
     (timed,) = course_of(read_run(tmp_path / "a"))
     assert [turn.start for _, turn in timed.turns] == [4 * 3600.0] * 4
 
@@ -98,7 +90,7 @@ def test_nobody_ever_being_there_is_one_line(tmp_path):
     tables = tree(1)
     tables["run"]["twin"] = {"devices": [{"available": str(path)}]}
     with pytest.raises(ConfigError, match=r"trace\.csv: found no span of client 0"):
-        play(tmp_path / "a", tables)
+        carried_out(tmp_path / "a", tables)
 
 
 @pytest.mark.slow
@@ -108,8 +100,8 @@ def test_a_finished_run_takes_on_devices_what_it_takes_with_a_twin(tmp_path, met
     devices = [{"clients": "0", "gflops": 0.02, "up_mbit": 1.0}, {"gflops": 1.0, "down_mbit": 10.0}]
     plain, beside = tree(method=method, twin=False, rounds_close={}), tree(method=method, rounds_close={})
     beside["run"]["twin"] = {"devices": devices}
-    play(tmp_path / "plain", plain)
-    play(tmp_path / "beside", beside)
+    carried_out(tmp_path / "plain", plain)
+    carried_out(tmp_path / "beside", beside)
     again = timed_again(read_run(tmp_path / "plain"), [TwinDevice(**table) for table in devices])
     assert again == course_of(read_run(tmp_path / "beside"))
     said = content(tmp_path / "plain", "costs.jsonl").decode().splitlines()
@@ -133,13 +125,13 @@ def test_what_is_foreseen_is_what_a_run_counts(tmp_path, method):
     known = foresee(experiment, assembly.federation)
     rounds = simulate(experiment.run.course(fleet), known.loads(experiment), lambda clients: clients)
     foreseen = list(islice(rounds, 4))
-    play(tmp_path / "a", tables)
+    carried_out(tmp_path / "a", tables)
     real = course_of(read_run(tmp_path / "a"))
     assert foreseen[-1].end == pytest.approx(real[-1].end, rel=0.1)
 
 
 def test_a_run_without_a_twin_needs_devices_that_stay(tmp_path, capsys):
-    play(tmp_path / "a", tree(1, twin=False))
+    carried_out(tmp_path / "a", tree(1, twin=False))
     with pytest.raises(PotluckError, match="it ran without a twin; name its devices"):
         print_twins([str(tmp_path / "a")], Question())
     devices = tmp_path / "devices.csv"
@@ -160,7 +152,7 @@ def test_asking_for_more_needs_failures_to_be_tolerated():
 def test_a_client_whose_work_does_not_fit_into_its_memory_fails_and_is_as_before(tmp_path):
     tables = tree(1, rounds_close={})
     tables["run"]["twin"] = {"devices": [{"clients": "0", "memory_mib": 0.1}, {}]}
-    play(tmp_path / "a", tables)
+    carried_out(tmp_path / "a", tables)
     (record,) = read_run(tmp_path / "a").rounds
     assert record.replied == [1, 2, 3]
     assert record.failed["0"].startswith("its work takes 0.")
