@@ -183,6 +183,22 @@ def test_krum__takes_the_client_whose_nearest_are_nearest():
     assert Aggregate("multi_krum")(tensors, [9.0] * 5).tolist() == [2.5, 0.0]
 
 
+@pytest.mark.parametrize("clients", range(5, 9))
+def test_krum__is_the_papers_definition_walked_through(clients):
+    points = [drawn(3, seed=seed).double() for seed in range(clients)]
+    liars = int(0.3 * clients)
+    scores = []
+    for here in points:
+        squares = sorted(
+            sum((a - b) ** 2 for a, b in zip(here.tolist(), there.tolist(), strict=True)) for there in points
+        )
+        scores.append(sum(squares[1 : clients - liars - 1]))  # without itself, n - f - 2 others
+    order = sorted(range(clients), key=scores.__getitem__)
+    assert_close(Aggregate("krum", 0.3)(points, [1.0] * clients), points[order[0]])
+    kept = torch.stack([points[place] for place in order[: clients - liars]])
+    assert_close(Aggregate("multi_krum", 0.3)(points, [1.0] * clients), kept.mean(0))
+
+
 def test_krum__clients_that_are_equally_near_count_alike():
     tensors = [torch.tensor([value]) for value in (0.0, 1.0, 9.0)]
     assert Aggregate("krum")(tensors, [1.0] * 3).tolist() == [0.5]
