@@ -115,6 +115,8 @@ def page(lines: Mapping[tuple[str, str, str], Line]) -> str:
     for method in METHODS:
         for rule in RULES:
             row = [lines.get((method, rule, kind)) for kind in KINDS]
+            if not any(row):
+                continue
             texts = ["" if line is None else f"{100 * float(line['accuracy']):.1f}" for line in row]
             opens = lines.get((method, rule, "backdoor"), {}).get("opens", "")
             last = f"{100 * float(opens):.0f} %" if opens else ""
