@@ -57,7 +57,13 @@ def tree(method: str, rule: str, kind: str) -> dict[str, Any]:
         "partition": {"name": "dirichlet", "alpha": 1.0},
         "public": "holdout",
     }
-    run: dict[str, Any] = {"rounds": 15, "evaluate_every": 15, "common_test": False, "executor": "stacked"}
+    run: dict[str, Any] = {
+        "rounds": 15,
+        "evaluate_every": 15,
+        "common_test": False,
+        "executor": "stacked",
+        "workers": 1,
+    }
     if kind != "none":
         run |= {"attackers": {"kind": kind, "share": SHARE}, "tolerate_failures": True}
     hyper: dict[str, Any] = {"name": method, "training": {"optimizer": "sgd", "lr": 0.1, "epochs": 3}}

@@ -3,7 +3,8 @@
     sudo python benchmarks/twin_nodes.py [--rounds 20] [--repeats 3] [--methods fedavg fedin] [--notes FOLDER]
 
 Each node, with all of its programs, has a share of a core by Linux's quota for control groups, and a link with a
-bandwidth and a latency (`benchmarks/nodes/throttled.py`); the server has neither. What is measured of devices before:
+bandwidth and a latency (`benchmarks/nodes/throttled.py`); the server has neither. What is measured of devices before
+each deployment, since a machine may not be as fast an hour later:
 
 - their speed: on each device, under its quota, steps of each architecture that it will train, with the task's loss;
 - `latency_s`: what an exchange takes a node in which nothing is computed (`benchmarks/nodes/empty.py`), the node alone
@@ -14,7 +15,7 @@ From this the twin foresees each method's rounds and bytes, as `potluck twin FED
 the rounds are carried out on the nodes, which join once: server and gate are what `potluck serve` starts. A round is
 from its beginning to the server's next state; the only evaluation, at the end, is left out. Before and after each
 deployment all devices are kept busy for a moment, which shows whether they can have their quotas: on a machine that has
-other work they cannot, and then the comparison means little. Needs the extra `flower`, and Linux.
+other work they cannot, and then the comparison means little. Methods take turns. Needs the extra `flower`, and Linux.
 """
 
 import argparse
@@ -27,7 +28,7 @@ import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from itertools import islice
+from itertools import islice, product
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -113,17 +114,14 @@ def granted(quotas: Sequence[Quota]) -> list[float]:
     return [float(one.communicate()[0]) / of.cores for one, of in zip(asked, DEVICES, strict=True)]
 
 
-def speeds(quotas: Sequence[Quota], methods: Sequence[str]) -> dict[str, list[float]]:
-    """By method, each client's speed, measured on all devices at once."""
-    found: dict[str, list[float]] = {}
-    for method in methods:
-        commands = [[sys.executable, __file__, "--speed", method, str(client)] for client in range(len(quotas))]
-        asked = [
-            subprocess.Popen(quota.words(command), stdout=subprocess.PIPE)
-            for quota, command in zip(quotas, commands, strict=True)
-        ]
-        found[method] = [float(one.communicate()[0].split()[-1]) for one in asked]
-    return found
+def speeds(quotas: Sequence[Quota], method: str) -> list[float]:
+    """Each client's speed, measured on all devices at once."""
+    commands = [[sys.executable, __file__, "--speed", method, str(client)] for client in range(len(quotas))]
+    asked = [
+        subprocess.Popen(quota.words(command), stdout=subprocess.PIPE)
+        for quota, command in zip(quotas, commands, strict=True)
+    ]
+    return [float(one.communicate()[0].split()[-1]) for one in asked]
 
 
 @contextmanager
@@ -198,40 +196,34 @@ def found(folder: Path) -> dict[str, Any]:
 
 
 def measured(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """What was measured of the devices, what the twin foresees, and then each deployment, in turns."""
+    """Of each deployment, in turns: what was measured of the devices, what the twin foresees, and what was."""
     with TemporaryDirectory(prefix="nodes-") as folder, ExitStack() as ends:
         place, quotas = Path(folder), [ends.enter_context(Quota(device)) for device in DEVICES]
-        before = granted(quotas)
-        known = speeds(quotas, options.methods)
         served = ends.enter_context(deployed(place, quotas))
-        waits = latencies(served, place / "empty")
-        experiments = {method: experiment_of(method, options.rounds) for method in options.methods}
-        for method, experiment in experiments.items():
-            twin = foreseen(experiment, known[method], waits)
-            yield {"method": method, "gflops": known[method], "latency_s": waits, "granted": before, **twin}
-        for repeat in range(options.repeats):
-            for method, experiment in experiments.items():
-                folder_of = carried_out(served, place / f"{method}-{repeat}", experiment)
-                after = granted(quotas)
-                least = [min(pair) for pair in zip(before, after, strict=True)]
-                yield {"method": method, "repeat": repeat, "granted": least, **found(folder_of)}
-                before = after
+        for repeat, method in product(range(options.repeats), options.methods):
+            experiment, name = experiment_of(method, options.rounds), f"{method}-{repeat}"
+            before, known = granted(quotas), speeds(quotas, method)
+            waits = latencies(served, place / f"empty-{name}")
+            twin = foreseen(experiment, known, waits)
+            real = found(carried_out(served, place / name, experiment))
+            least = [min(pair) for pair in zip(before, granted(quotas), strict=True)]
+            measured = {"gflops": known, "latency_s": waits, "granted": least}
+            yield {"method": method, "repeat": repeat, **measured, "foreseen": twin, "was": real}
 
 
 def table(readings: Sequence[Mapping[str, Any]]) -> list[str]:
     """For each method, what was foreseen and what was; and of their quotas what devices could have at the least."""
-    rows = ["| method | foreseen, s | deployments, s | off by | bytes foreseen | bytes | of quotas |"]
-    rows.append("|---|--:|---|--:|--:|--:|---|")
-    for twin in (reading for reading in readings if "repeat" not in reading):
-        real = [one for one in readings if one["method"] == twin["method"] and "repeat" in one]
-        if not real:
-            continue
-        said, walls = sum(twin["seconds"]), [sum(one["seconds"]) for one in real]
-        each = ", ".join(f"{wall:.1f}" for wall in walls)
-        sent = ", ".join(f"{count:,}" for count in sorted({one["bytes"] for one in real}))
-        had = ", ".join(f"{min(one['granted']):.0%}" for one in real)
-        off = f"{said / median(walls) - 1:+.1%}"
-        cells = [twin["method"], f"{said:.1f}", each, off, f"{twin['bytes']:,}", sent, had]
+    rows = ["| method | foreseen, s | took, s | off by | median | bytes foreseen | bytes | of quotas |"]
+    rows.append("|---|---|---|---|--:|--:|--:|---|")
+    for method in dict.fromkeys(reading["method"] for reading in readings):
+        mine = [reading for reading in readings if reading["method"] == method]
+        said, took = ([sum(one[name]["seconds"]) for one in mine] for name in ("foreseen", "was"))
+        off = [one / other - 1 for one, other in zip(said, took, strict=True)]
+        sizes = [sorted({one[name]["bytes"] for one in mine}) for name in ("foreseen", "was")]
+        cells = [method, *(", ".join(f"{seconds:.1f}" for seconds in each) for each in (said, took))]
+        cells += [", ".join(f"{one:+.1%}" for one in off), f"{median(off):+.1%}"]
+        cells += [", ".join(f"{size:,}" for size in each) for each in sizes]
+        cells.append(", ".join(f"{min(one['granted']):.0%}" for one in mine))
         rows.append(f"| {' | '.join(cells)} |")
     return rows
 
