@@ -1,6 +1,6 @@
 """Flower's client app: it passes messages to the node's resident worker, which holds data and modules.
 
-Flower starts a process for every message, so this file imports nothing heavy. Without a resident worker, in a Flower
+There is a process for every message, so this file imports nothing heavy. Without a resident worker, in a Flower
 project of your own, the process does the work itself.
 
 `flwr run` searches this file's text for the app, so it is a plain assignment.

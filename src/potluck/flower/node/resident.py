@@ -1,4 +1,4 @@
-"""A node's resident worker: it holds data and modules between messages, for each of which Flower starts a process.
+"""A node's resident worker: it holds data and modules between messages, for each of which there is a process.
 
 Both ends are here. They communicate through a socket in the node's state folder, in frames: type, header, payload.
 """
