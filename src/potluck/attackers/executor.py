@@ -79,7 +79,8 @@ class Misled(Executor):
 
     def _together(self, outcomes: Sequence[Outcome], calls: Mapping[ClientId, Call]) -> Iterator[Outcome]:
         """Liars whose replies have one shape all send what is made of these."""
-        replies = {one.client: Message.decode(one.payload) for one in outcomes if _answers(one, calls)}
+        answers = [one for one in outcomes if isinstance(one, Answer) and one.client in calls]
+        replies = {one.client: Message.decode(one.payload) for one in answers}
         z = self._attackers.strength or alie_z(len(outcomes), len(replies))
         groups: dict[object, list[Message]] = {}
         for reply in replies.values():
@@ -91,7 +92,3 @@ class Misled(Executor):
                 yield replace(outcome, payload=Message(**{**lie, **own}).encode())
             else:
                 yield outcome
-
-
-def _answers(outcome: Outcome, calls: Mapping[ClientId, Call]) -> bool:
-    return isinstance(outcome, Answer) and outcome.client in calls

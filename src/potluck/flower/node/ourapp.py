@@ -14,6 +14,7 @@ import os
 import shlex
 import sys
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -81,10 +82,8 @@ def answer() -> None:
 
 def _imports() -> None:
     """Import what `answer` needs."""
-    from flwr.supernode import cli  # noqa: F401
-    from flwr.supernode.runtime import run_clientapp  # noqa: F401
-
-    from potluck.flower.node import clientapp  # noqa: F401
+    for name in ("flwr.supernode.cli", "flwr.supernode.runtime.run_clientapp", "potluck.flower.node.clientapp"):
+        import_module(name)
 
 
 _PROGRAMS = {_APP: answer, _TASKS: take_tasks}
