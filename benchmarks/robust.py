@@ -116,6 +116,8 @@ def cells(methods: Sequence[str]) -> Iterator[tuple[str, str, str]]:
 def page(lines: Mapping[tuple[str, str, str], Line]) -> str:
     """The table, a row for each method and rule."""
     shown = ["# What a fifth of liars does", "", *(__doc__ or "").split("\n\n")[2].splitlines(), ""]
+    if (left := len([place for place in cells(list(METHODS)) if place not in lines])) > 0:
+        shown += [f"Of {len(lines) + left} cells {left} are not measured yet.", ""]
     shown.append(f"torch {torch.__version__}, {platform.processor() or platform.machine()}, {os.cpu_count()} cores.")
     shown += ["", f"| method | rule | {' | '.join(KINDS)} | backdoor opens |", f"|---|---|{'--:|' * (len(KINDS) + 1)}"]
     for method in METHODS:
