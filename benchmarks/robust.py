@@ -25,7 +25,7 @@ from potluck.attackers.settings import Attackers, AttackKind
 from potluck.experiment.federation.assemble import assemble
 from potluck.experiment.running.run import Run
 from potluck.experiment.settings.resolve import resolve
-from potluck.parts.means import Rule
+from potluck.parts.means import MeanRule
 
 ROOT = Path(__file__).parents[1]
 CSV, PAGE = ROOT / "benchmarks/results/robust.csv", ROOT / "benchmarks/results/robust.md"
@@ -42,7 +42,7 @@ METHODS: Mapping[str, str] = {
     "dsfl": "combine",
 }
 """Ten methods, and where each has its rule."""
-RULES: tuple[str, ...] = get_args(Rule)
+RULES: tuple[str, ...] = get_args(MeanRule)
 KINDS: tuple[str, ...] = ("none", *get_args(AttackKind))
 SHARE, TARGET = 0.2, 0
 Line = dict[str, str]

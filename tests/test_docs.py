@@ -24,7 +24,7 @@ from potluck.experiment.running.sweep import read_sweep
 from potluck.experiment.settings.presets import experiment_for
 from potluck.experiment.settings.resolve import resolve
 from potluck.methods import get_method, list_methods
-from potluck.parts.means import Rule
+from potluck.parts.means import MeanRule
 from potluck.recipes import list_recipes
 from potluck.records import TITLES, Progress
 from sitegen import readme
@@ -199,7 +199,7 @@ def test_the_guide_on_liars_lists_every_attack_with_its_strength_and_every_rule(
         assert ([float(strength)] if strength.isdigit() else []) == [
             one for one in [Attackers(kind).strength] if one is not None
         ]
-    assert tuple(rules) == get_args(Rule)
+    assert tuple(rules) == get_args(MeanRule)
 
 
 def test_the_line_of_a_run_is_the_one_that_the_guide_shows():

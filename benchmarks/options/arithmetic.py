@@ -10,7 +10,7 @@ from trying import PLAIN, Trials
 
 from potluck.core.ground.errors import ConfigError
 from potluck.engine.numerics.numerics import Numerics
-from potluck.parts.means import Rule
+from potluck.parts.means import MeanRule
 
 EXPONENTIAL = "schedule.rule=exponential schedule.factor=0.5"
 STEPS = "schedule.rule=steps schedule.factor=0.1 schedule.milestones=[1,2]"
@@ -131,7 +131,7 @@ def hold_sharing(trials: Trials) -> None:
             one, other = each(trials, name, ("samples", "uniform"), Ground(alike=True))
             trials.equal(f"{name} with equally many examples", one, other, ROUNDING)
         elif name.endswith("combine.rule"):
-            rules, ground = get_args(Rule), Ground(False, 1, twins=True)
+            rules, ground = get_args(MeanRule), Ground(False, 1, twins=True)
             whole = " ".join(f"{field}.batch_size=64" for field in trainings_of(trials.method))  # no order counts
             mean, *others = each(trials, name, rules, ground, f"{whole} {OF_TWINS.get(trials.name, '')}")
             for rule, run in zip(rules[1:], others, strict=True):

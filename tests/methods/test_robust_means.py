@@ -11,7 +11,7 @@ from potluck.core.message import Message
 from potluck.core.method import on_client
 from potluck.engine.rounds.engine import Engine
 from potluck.methods import get_method, list_methods
-from potluck.parts.means import Aggregate, Rule
+from potluck.parts.means import Aggregate, MeanRule
 from potluck.parts.sharing import Sharing
 from potluck.testing.worlds import World, quick, toy_federation
 
@@ -97,7 +97,7 @@ def largest_sent(name, rule, monkeypatch):
 @pytest.mark.parametrize("name", AVERAGING)
 def test_one_liar_ruins_a_mean_and_no_robust_one(name, monkeypatch):
     assert largest_sent(name, "mean", monkeypatch) > 1e3
-    for rule in get_args(Rule)[1:]:
+    for rule in get_args(MeanRule)[1:]:
         assert largest_sent(name, rule, monkeypatch) < 100
 
 

@@ -13,9 +13,9 @@ from potluck.core.ground.errors import ConfigError
 from potluck.core.message import Message
 from potluck.core.nets.weights import mean, mean_where_present
 from potluck.core.roles import Arriving, Replies
-from potluck.parts.means import Aggregate, Rule, mean_of
+from potluck.parts.means import Aggregate, MeanRule, mean_of
 
-ROBUST = get_args(Rule)[1:]
+ROBUST = get_args(MeanRule)[1:]
 EXACTLY = {"rtol": 0, "atol": 0}
 number = st.floats(-1e3, 1e3, width=32)
 several = st.lists(st.lists(number, min_size=4, max_size=4).map(torch.tensor), min_size=1, max_size=7)

@@ -9,12 +9,12 @@ from torch.testing import assert_close
 
 from potluck.core.message import Message
 from potluck.core.roles import Arriving
-from potluck.parts.means import Aggregate, Rule
+from potluck.parts.means import Aggregate, MeanRule
 from potluck.parts.submodels import CoverageMean, leading, mean_where_covered, packed, put, select, unpacked, whole
 
 EXACTLY = {"rtol": 0, "atol": 0}
 SHAPES = {"w": (4, 3), "b": (4,), "k": (2, 3, 2), "s": ()}
-ROBUST = get_args(Rule)[1:]
+ROBUST = get_args(MeanRule)[1:]
 
 
 def drawn(*shape, seed=0):

@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
-from potluck.attackers.replies import Change, alie, alie_z, changed, free_rider, noise, scaled, shape_of, sign_flip
+from potluck.attackers.replies import Change, alie, alie_z, changed, free_rider, layout_of, noise, scaled, sign_flip
 from potluck.attackers.settings import Attackers
 from potluck.core.federation import ClientId
 from potluck.core.message import Message
@@ -84,11 +84,11 @@ class Misled(Executor):
         z = self._attackers.strength or alie_z(len(outcomes), len(replies))
         groups: dict[object, list[Message]] = {}
         for reply in replies.values():
-            groups.setdefault(shape_of(reply), []).append(reply)
+            groups.setdefault(layout_of(reply), []).append(reply)
         for outcome in outcomes:
             if isinstance(outcome, Answer) and (reply := replies.get(outcome.client)) is not None:
-                lie = alie(groups[shape_of(reply)], z)
-                own = {name: value for name, value in reply.items() if shape_of(value) is None}
+                lie = alie(groups[layout_of(reply)], z)
+                own = {name: value for name, value in reply.items() if layout_of(value) is None}
                 yield replace(outcome, payload=Message(**{**lie, **own}).encode())
             else:
                 yield outcome

@@ -70,10 +70,10 @@ def _little(z: float, values: Sequence[Any]) -> Any:
     return stack.mean(0) - z * stack.std(0, correction=0)
 
 
-def shape_of(value: Any) -> Any:
+def layout_of(value: Any) -> Any:
     """What must be equal for values to be averaged: names and shapes of their tensors."""
     if isinstance(value, Mapping):
-        return tuple((name, shape_of(child)) for name, child in value.items())
+        return tuple((name, layout_of(child)) for name, child in value.items())
     return (value.shape, value.dtype) if isinstance(value, Tensor) else None
 
 

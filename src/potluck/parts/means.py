@@ -21,8 +21,8 @@ from potluck.core.message import Message
 from potluck.core.nets.weights import RunningMean, Weights, mean, mean_where_present
 from potluck.core.roles import Arriving, Replies
 
-Rule = Literal["mean", "median", "trimmed", "clipped", "geometric_median", "krum", "multi_krum"]
-_TRIMS: tuple[Rule, ...] = ("trimmed", "krum", "multi_krum")
+MeanRule = Literal["mean", "median", "trimmed", "clipped", "geometric_median", "krum", "multi_krum"]
+_TRIMS: tuple[MeanRule, ...] = ("trimmed", "krum", "multi_krum")
 _STEPS, _CLOSE = 200, 1e-7  # of Weiszfeld's iteration, and what is close beside the median distance
 
 
@@ -44,7 +44,7 @@ class Aggregate(Checked):
             under "krum" and "multi_krum", which is f.
     """
 
-    rule: Rule = "mean"
+    rule: MeanRule = "mean"
     trim: Annotated[float, at_least(0), below(0.5)] = 0.2
 
     def __post_init__(self) -> None:

@@ -19,7 +19,7 @@ from potluck.core.nets.modes import threads
 
 ENVIRONMENT = {"ATEN_CPU_CAPABILITY": "default", "MKL_CBWR": "COMPATIBLE"}
 KNOWN = {"2.13": "f5b5c6bccabe9c4d"}
-"""By version of torch, what `answer` was on the processors that were tried."""
+"""By version of torch, what `sample_answer` was on the processors that were tried."""
 
 
 class _Libraries:
@@ -66,7 +66,7 @@ def make_portable() -> None:
     if cpu.get_cpu_capability() != "DEFAULT":  # set by the program itself, which was too late
         raise ConfigError(f"run.computing.kernels is 'portable': set {', '.join(ENVIRONMENT)} before Python starts")
     _LIBRARIES.leave_out()
-    if is_known() and (found := answer()) != (known := KNOWN[_version()]):
+    if is_known() and (found := sample_answer()) != (known := KNOWN[_version()]):
         raise ConfigError(
             f"run.computing.kernels is 'portable', and this processor computes otherwise than those that were tried:"
             f" found {found}, expected {known}; please report it with your processor's name, and leave the setting out"
@@ -79,7 +79,7 @@ def is_known() -> bool:
 
 
 @cache
-def answer() -> str:
+def sample_answer() -> str:
     """A digest of what this process computes: two steps of a small network with all usual kinds of layers."""
     with isolated(Key(("kernels",))), threads(1):
         net = _Sample()

@@ -15,7 +15,7 @@ from potluck.core.ground.fields import Checked, require
 from potluck.core.ground.inputs import Inputs, each
 from potluck.core.nets.modes import threads
 from potluck.engine.numerics.device import CPU, description, device_named, moved, placed
-from potluck.engine.numerics.kernels import answer, is_known, make_native, make_portable
+from potluck.engine.numerics.kernels import is_known, make_native, make_portable, sample_answer
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class Numerics(Checked):
         elif self.precision == "bf16":
             found["bf16_time_over_fp32"] = round(bf16_time_over_fp32(), 2)
         if self.kernels:
-            found["kernels_answer"] = answer()
+            found["kernels_answer"] = sample_answer()
         return found
 
     def notes(self) -> list[str]:
