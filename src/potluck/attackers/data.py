@@ -49,8 +49,8 @@ def with_square(examples: Examples, attackers: Attackers, chosen: Tensor | None 
     Raises:
         ConfigError: they are no images, or have no classes.
     """
-    labels = _of_classes(examples, attackers)[_rows(examples)].clone()
-    inputs = examples.inputs
+    _of_classes(examples, attackers)
+    labels, inputs = examples.labels.clone(), examples.inputs
     if not isinstance(inputs, Tensor) or inputs.dim() != 4:
         raise ConfigError("run.attackers.kind: found 'backdoor', which marks images; expected another for these data")
     images = inputs[_rows(examples)].clone()

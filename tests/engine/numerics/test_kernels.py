@@ -23,6 +23,7 @@ STARTED = {
     "capability": {"ATEN_CPU_CAPABILITY": "avx2"},
     "oneDNN": {"ONEDNN_MAX_CPU_ISA": "SSE41"},
     "MKL": {"MKL_CBWR": "AVX2"},
+    "libm": {"GLIBC_TUNABLES": "glibc.cpu.hwcaps=-AVX2,-FMA"},
     "threads": {"OMP_NUM_THREADS": "2", "MKL_NUM_THREADS": "2"},
     "as it should": ENVIRONMENT,
 }

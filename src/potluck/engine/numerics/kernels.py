@@ -1,4 +1,4 @@
-"""Kernels that give the same bits on every x86 processor, which torch otherwise chooses by what a processor can do.
+"""Kernels that do not depend on what an x86 processor can do, by which torch otherwise chooses them.
 
 Torch and MKL read environment variables when they first compute, so a program must be started with these.
 """
