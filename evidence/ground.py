@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -21,9 +22,11 @@ from potluck.core.message import Message
 from potluck.core.method import Method
 from potluck.core.nets.weights import weights_of
 from potluck.core.requests.fit import LocalTraining
+from potluck.engine.client.costs import Costs
 from potluck.engine.client.runtime import ClientRuntime, Outcome
 from potluck.engine.client.session import Answer, Call
 from potluck.engine.executors import Executor, Pending
+from potluck.engine.numerics.costs import Cost
 from potluck.engine.rounds.engine import Engine
 from potluck.testing.worlds import World, toy_federation
 
@@ -143,18 +146,18 @@ def played(
 
 @contextmanager
 def recorded(loss: type[Any]) -> Iterator[list[Tensor]]:
-    """Inside the block, the inputs of each batch that a loss of this type is called with are kept."""
+    """Inside the block, the inputs of each batch that a loss of this type is called with are kept.
+
+    Costs are not counted there, since counting calls the loss once more.
+    """
     plain, seen = loss.__call__, list[Tensor]()
 
     def listening(self: Any, net: Any, batch: Any, extras: Any) -> Any:
         seen.append(batch.inputs.detach().clone())
         return plain(self, net, batch, extras)
 
-    loss.__call__ = listening
-    try:
+    with patch.object(loss, "__call__", listening), patch.object(Costs, "of", return_value=Cost()):
         yield seen
-    finally:
-        loss.__call__ = plain
 
 
 def public_data(run: Run) -> tuple[Tensor, Tensor]:

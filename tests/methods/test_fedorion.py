@@ -14,6 +14,8 @@ from potluck.core.nets.batchnorm import batch_norms, keep_statistics
 from potluck.core.nets.weights import buffers_of, load, weights_of
 from potluck.core.requests.examples import Batch
 from potluck.core.requests.fit import LocalTraining
+from potluck.engine.client.costs import Costs
+from potluck.engine.numerics.costs import Cost
 from potluck.methods.fedavg import FedAvg
 from potluck.methods.fedorion import FedORION, teacher
 from potluck.models.contract import StagedNet
@@ -561,7 +563,7 @@ def numbers_in(weights):
 
 
 def overheard(monkeypatch):
-    """The batches of noise, as they are drawn."""
+    """The batches of noise that are learnt from, as they are drawn; counting what a step costs draws one more."""
     drawn = []
 
     def listening(kind, count, shape):
@@ -574,6 +576,7 @@ def overheard(monkeypatch):
         return replace(silent, preprocess=draw)
 
     monkeypatch.setattr("potluck.parts.noise.noise_examples", listening)
+    monkeypatch.setattr(Costs, "of", lambda self, request: Cost())
     return drawn
 
 
