@@ -18,10 +18,12 @@ from potluck.core.method import Method
 from potluck.core.nets.batchnorm import forget_statistics
 from potluck.core.nets.scale import FULL, Scale
 from potluck.core.requests.examples import Examples
+from potluck.engine.client.costs import Costs
 from potluck.engine.client.runtime import ClientRuntime, Outcome
 from potluck.engine.client.session import Answer, Call
 from potluck.engine.disk.store import ClientStore
 from potluck.engine.executors import Executor, Pending
+from potluck.engine.numerics.costs import Cost
 from potluck.engine.rounds.engine import Engine
 from potluck.engine.rounds.report import RoundReport
 from potluck.models.contract import StagedNet
@@ -100,6 +102,12 @@ def play(tmp_path: Path) -> Callable[..., Run]:
         return run
 
     return start
+
+
+@pytest.fixture
+def uncounted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Costs are not counted, for who listens to an objective: counting calls it once more for each shape of a batch."""
+    monkeypatch.setattr(Costs, "of", lambda self, request: Cost())
 
 
 @pytest.fixture

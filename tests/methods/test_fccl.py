@@ -362,6 +362,7 @@ class Forgetful(nn.Linear):
         return super().forward(x)
 
 
+@pytest.mark.usefixtures("uncounted")
 def test_a_client_that_fails_between_exchanges_is_left_out_of_the_rest_and_begins_anew(play, clouds):
     federation = clouds("mlp2", "mlp3", "wide2", public=30)
     architectures = {**federation.architectures, "mlp2": lambda: Forgetful(6, 3)}

@@ -241,6 +241,7 @@ def test_own_examples_beside_seeds_leave_running_statistics_alone(play, seeded):
     assert_close(*found, rtol=0, atol=0)
 
 
+@pytest.mark.usefixtures("uncounted")
 def test_every_own_example_goes_with_as_many_seeds_as_any_other(play, seeded, monkeypatch):
     seen, plain = [], OwnLoss.__call__
 

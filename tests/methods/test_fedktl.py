@@ -338,6 +338,7 @@ def test_local_training_descends_the_own_loss_and_the_distance_of_pairs(play, cl
     assert_close(parameters_of(run.model(0).net), parameters_of(net))
 
 
+@pytest.mark.usefixtures("uncounted")
 def test_every_pair_has_an_equal_share_of_a_clients_examples(play, clouds, monkeypatch):
     seen = []
     plain = TransferLoss.__call__
