@@ -28,9 +28,9 @@ BUDGETS = "budgets.json"
 CHECKPOINT, LAST, BEST = "checkpoint", "last.json", "best.json"
 _KEPT = re.compile(r"round-(\d+)\.json")
 
-CHECKPOINT_SCHEMA = 3
+CHECKPOINT_SCHEMA = 4
 """The schema of `last.json` and `best.json`. The first had no records and no configuration; the second kept the state
-in one file."""
+in one file; the third kept each client's state in one."""
 
 Measure = Literal["validation", "personal", "pooled", "common", "global"]
 """Whose predictions, and on what. The clients' models, as means over clients, on their own validation parts, their own
@@ -252,12 +252,10 @@ class Undo:
 
     Attributes:
         state: files of the method's state before the round; none for the initial one.
-        clients: by client, the file of its state before the round.
         outlier: facts about the reply.
     """
 
     state: tuple[str, ...]
-    clients: dict[int, str]
     outlier: dict[str, Any]
 
 
@@ -268,13 +266,14 @@ class Checkpoint:
     Attributes:
         round: the last complete round.
         state: files of the method's state; up to the second schema, a single file.
-        clients: by client, the file of its state.
+        clients: by client, the file of its state, up to the third schema; empty since.
         best_validation: the best mean of the primary metric on validation parts so far.
         best_round: the first round with it.
         records: the extent of each file of records; None in a checkpoint of the first schema.
         config: the settings that affect what the run computes; None likewise.
         undo: what its round can be undone with; absent if nothing in it stood out.
         under_way: files of what clients were doing, of a run whose rounds are asynchronous; absent in others.
+        states: a digest of all clients' states; empty if there are none. Where they are is in a file of their own.
     """
 
     round: int
@@ -286,18 +285,19 @@ class Checkpoint:
     config: dict[str, Any] | None = field(default=None, compare=False)
     undo: Undo | None = None
     under_way: tuple[str, ...] = ()
+    states: str = ""
 
     @property
     def digest(self) -> str:
         """A digest of everything that the run has computed: equal digests mean equal bits."""
         state = self.state[0] if self.has_whole_state else self.state
-        content = [self.round, state, [list(item) for item in sorted(self.clients.items())]]
+        content = [self.round, state, self.states or [list(item) for item in sorted(self.clients.items())]]
         return digest(json.dumps(content).encode())
 
     @property
     def files(self) -> set[str]:
-        """Names of the files that the checkpoint needs."""
-        undo = {*self.undo.state, *self.undo.clients.values()} if self.undo else set[str]()
+        """Names of the files that the checkpoint needs, but for those of clients' states since the fourth schema."""
+        undo = self.undo.state if self.undo else ()
         return {*self.state, *self.clients.values(), *undo, *self.under_way}
 
     @property
@@ -307,12 +307,11 @@ class Checkpoint:
 
     def sealed(self) -> bytes:
         """The checkpoint as JSON with a seal over its content."""
-        content: dict[str, Any] = {"schema": CHECKPOINT_SCHEMA, **asdict(self), "clients": _by_text(self.clients)}
-        undo = content.pop("undo")
-        if self.undo is not None:
-            content["undo"] = {**undo, "clients": _by_text(self.undo.clients)}
-        if not self.under_way:
-            del content["under_way"]
+        clients = {str(client): file for client, file in self.clients.items()}
+        content: dict[str, Any] = {"schema": CHECKPOINT_SCHEMA, **asdict(self), "clients": clients}
+        for name in ("clients", "undo", "under_way", "states"):
+            if not content[name]:
+                del content[name]
         return json.dumps({**content, "seal": _seal(content)}, indent=1).encode()
 
     @classmethod
@@ -335,9 +334,10 @@ class Checkpoint:
                     f"{path} has schema {schema}; this Potluck reads up to {CHECKPOINT_SCHEMA}: use the newer"
                     " version that wrote it"
                 )
-            clients, undo = _by_number(content.pop("clients")), content.pop("undo", None)
+            clients = {int(client): file for client, file in content.pop("clients", {}).items()}
+            undo = content.pop("undo", None)
             if undo is not None:
-                undo = Undo(tuple(undo["state"]), _by_number(undo["clients"]), undo["outlier"])
+                undo = Undo(tuple(undo["state"]), undo["outlier"])
             extents = content.pop("records", None)
             records = None if extents is None else {name: Extent(**extent) for name, extent in extents.items()}
             state = content.pop("state")
@@ -423,6 +423,11 @@ def name_of_kept(number: int) -> str:
     return f"round-{number:06}.json"
 
 
+def name_of_layout(number: int) -> str:
+    """The name of the file that says where clients' states are after a round."""
+    return f"states-{number:06}.json"
+
+
 def kept_rounds(folder: Path) -> dict[int, Path]:
     """By round the files of the kept checkpoints in a folder of checkpoints, in ascending order."""
     found = {int(match[1]): path for path in folder.glob("round-*.json") if (match := _KEPT.fullmatch(path.name))}
@@ -474,14 +479,6 @@ def check_schema(path: Path, manifest: Mapping[str, Any]) -> None:
             f"{path}: the run has schema version {version}; this Potluck reads version {SCHEMA_VERSION};"
             f" read it with Potluck {writer}"
         )
-
-
-def _by_text(files: Mapping[int, str]) -> dict[str, str]:
-    return {str(id): file for id, file in files.items()}
-
-
-def _by_number(files: Mapping[str, str]) -> dict[int, str]:
-    return {int(id): file for id, file in files.items()}
 
 
 def _seal(content: dict[str, Any]) -> str:

@@ -56,7 +56,7 @@ def stopped(tmp_path):
     played(folder, rounds=1)
     steps = Faulty()
     played(shutil.copytree(folder, tmp_path / "copy"), disk=steps)
-    within = next(place for place, step in enumerate(steps.steps) if step.startswith("write 0-"))
+    within = next(place for place, step in enumerate(steps.steps) if step.startswith("append states-"))
     failed(folder, 2, Faulty(within, "torn"), "torn")
     assert (folder / "rounds.jsonl").read_text().count("\n") == 2
     return folder

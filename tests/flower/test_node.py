@@ -7,6 +7,7 @@ import torch
 from potluck.core.ground.errors import CheckpointError, ConfigError, DataError
 from potluck.core.ground.rng import Key
 from potluck.engine.client.runtime import EvalRequest, EvalResult
+from potluck.engine.disk.store import Layout
 from potluck.experiment.settings.resolve import resolve
 from potluck.flower.node.asked import asked
 from potluck.flower.node.config import NodeConfig
@@ -83,12 +84,19 @@ def test_damage_is_noticed(tmp_path):
 def test_the_server_keeps_names_that_a_checkpoint_can_hold():
     store, other = KeptElsewhere(), KeptElsewhere()
     store.write(3, b"a" * 32)
-    assert store.save() == {3: f"3-{'a' * 32}.safetensors"}
-    other.restore(store.save())
-    assert other.read(3) == b"a" * 32
-    assert other.read(4) is None
+    mark = store.mark()
+    store.write(4, b"b" * 32)
+    back = other.restore(store.save(mark))
+    assert (other.read(3), other.read(4), other.read(5)) == (b"a" * 32, b"b" * 32, None)
+    other.roll_back(back)
+    assert (other.read(3), other.read(4)) == (b"a" * 32, None)
+    for wrong in ("a" * 31, "../" + "a" * 29, 7, None):
+        with pytest.raises(CheckpointError, match="not a name of client 4"):
+            other.restore(Layout(names={4: wrong}))
+    other.adopt({3: f"3-{'c' * 32}.safetensors"})
+    assert other.read(3) == b"c" * 32
     with pytest.raises(CheckpointError, match="not a name of client 4"):
-        other.restore({4: f"3-{'a' * 32}.safetensors"})
+        other.adopt({4: f"3-{'a' * 32}.safetensors"})
 
 
 def header(**more):

@@ -15,7 +15,7 @@ from potluck.core.ground.tree import pack
 from potluck.engine.disk.files import Disk, using
 from potluck.engine.disk.store import ClientStore
 from potluck.experiment.folder.checkpoint import Checkpoints, joined, parts_of
-from potluck.records import BEST, LAST, Checkpoint, kept_rounds
+from potluck.records import BEST, LAST, Checkpoint, Undo, kept_rounds
 
 MODEL = 300_000  # numbers, more than a part has
 
@@ -147,6 +147,80 @@ def test_a_state_in_one_file_as_the_second_schema_has_it_is_restored(tmp_path):
     following, _ = saved(checkpoints, 5, of)
     assert not (tmp_path / name).exists()
     assert pack(vars(checkpoints.restore(following, of))) == content
+
+
+def held(store):
+    """What clients have in a store."""
+    return {client: record for client in range(20) if (record := store.read(client)) is not None}
+
+
+def records_of(folder, checkpoint, of):
+    store = ClientStore(folder)
+    Checkpoints(folder, store).restore(checkpoint, of)
+    return held(store)
+
+
+def test_states_of_clients_in_a_file_each_as_the_third_schema_has_them_are_taken_over(tmp_path):
+    of, name, file = state(clients=1), "part-{}.safetensors", f"7-{digest(b'seven')}.safetensors"
+    contents = {name.format(digest(pack(part))): pack(part) for part in parts_of(vars(of))} | {file: b"seven"}
+    for part, content in contents.items():
+        (tmp_path / part).write_bytes(content)
+    parts = [part for part in contents if part != file]
+    older = {"schema": 3, "round": 4, "state": parts, "clients": {"7": file}, "best_validation": None}
+    older |= {"best_round": None, "records": {}, "config": {}, "undo": {"state": [], "clients": {}, "outlier": {}}}
+    (tmp_path / LAST).write_text(json.dumps({**older, "seal": records._seal(older)}))
+    found = Checkpoint.read(tmp_path / LAST)
+    assert found.digest == digest(json.dumps([4, parts, [[7, file]]]).encode())
+    store = ClientStore(tmp_path)
+    checkpoints = Checkpoints(tmp_path, store)
+    checkpoints.restore(found, of)
+    assert checkpoints.mark is None
+    assert store.read(7) == b"seven"
+    last, _ = saved(checkpoints, 5, of)
+    assert not (tmp_path / file).exists()
+    assert records_of(tmp_path, last, of) == {7: b"seven"}
+
+
+def test_each_checkpoint_has_the_states_of_its_round_however_often_files_were_left_behind(tmp_path, monkeypatch):
+    monkeypatch.setattr("potluck.engine.disk.segments._LEAST_BYTES", 200)
+    store, of, tables = ClientStore(tmp_path), state(clients=1), {}
+    checkpoints = Checkpoints(tmp_path, store)
+    checkpoints.prepare()
+    for number in range(1, 41):
+        if number == 20:  # as a run that is resumed
+            store = ClientStore(tmp_path)
+            checkpoints = Checkpoints(tmp_path, store)
+            checkpoints.restore(Checkpoint.read(tmp_path / LAST), of)
+        for client in {number % 7, number % 5, 19}:
+            store.write(client, b"%d " % number * 10)
+        tables[number] = held(store)
+        best = number // 13 * 13 or None
+        checkpoints.save(number, of, None, best, {}, {}, keep=number % 10 == 0)
+        present = {BEST: best, LAST: number, **{f"round-{kept:06}.json": kept for kept in range(10, number + 1, 10)}}
+        for name, at in present.items():
+            if at is not None:
+                assert records_of(tmp_path, Checkpoint.read(tmp_path / name), of) == tables[at]
+        layouts = {int(path.stem.split("-")[1]) for path in tmp_path.glob("states-*.json")}
+        assert layouts == {at for at in present.values() if at}
+    assert len(list(tmp_path.glob("*.segment"))) < 30
+
+
+def test_what_a_round_is_undone_with_lasts_until_the_next_one(tmp_path, monkeypatch):
+    monkeypatch.setattr("potluck.engine.disk.segments._LEAST_BYTES", 100)
+    store, of = ClientStore(tmp_path), state(clients=1)
+    checkpoints = Checkpoints(tmp_path, store)
+    checkpoints.prepare()
+    for number in range(1, 9):
+        before = held(store)
+        mark = store.mark()
+        for client in range(1 + number % 3):
+            store.write(client, b"%d " % number * 30)
+        checkpoints.save(number, of, None, None, {}, {}, Undo((), {}), mark=mark)
+        resumed = ClientStore(tmp_path)
+        again = Checkpoints(tmp_path, resumed)
+        again.restore(Checkpoint.read(tmp_path / LAST), of)
+        resumed.roll_back(again.mark)
+        assert held(resumed) == before
 
 
 def test_sealed_of_the_second_schema_is_read_with_the_digest_that_it_had(tmp_path):

@@ -10,13 +10,14 @@ from potluck.core.method import on_client
 from potluck.core.roles import ClientFailure
 from potluck.core.schema import Schema
 from potluck.core.tasks.own_metrics import with_metrics
+from potluck.engine.disk.store import Layout
 from potluck.experiment.folder.folder import new_folder, open_folder
 from potluck.experiment.results.records import Records
 from potluck.experiment.running.run import Run
 from potluck.experiment.settings.presets import experiment_for
 from potluck.experiment.settings.schema import RoundsClose, RunConfig
 from potluck.methods import get_method, list_methods
-from potluck.records import ROUNDS
+from potluck.records import ROUNDS, Checkpoint, name_of_layout
 from potluck.testing.worlds import World, quick, toy_federation
 
 FEDIN, FEDMD = get_method("fedin"), get_method("fedmd")
@@ -112,11 +113,13 @@ def test_the_best_round_is_chosen_on_validation_and_kept(play, tmp_path):
 def test_files_that_no_checkpoint_needs_are_deleted(play, tmp_path):
     play(FEDMD, rounds=4)
     folder = tmp_path / "run" / "checkpoint"
-    needed: set[str] = set()
+    needed = {"last.json", "best.json"}
     for name in ("last.json", "best.json"):
-        content = json.loads((folder / name).read_text())
-        needed |= {*content["state"], *content["clients"].values()}
-    assert {path.name for path in folder.glob("*.safetensors")} == needed
+        found = Checkpoint.read(folder / name)
+        layout = Layout.read(folder / name_of_layout(found.round))
+        assert layout.segments
+        needed |= {*found.state, name_of_layout(found.round), *layout.segments}
+    assert {path.name for path in folder.iterdir()} == needed
 
 
 @pytest.mark.slow
@@ -124,7 +127,7 @@ def test_a_flipped_byte_anywhere_in_the_checkpoint_is_noticed(play, tmp_path):
     play(FEDMD, rounds=1)
     folder = tmp_path / "run" / "checkpoint"
     last = json.loads((folder / "last.json").read_text())
-    for name in ("last.json", *last["state"], last["clients"]["2"]):
+    for name in ("last.json", *last["state"], "states-000001.json", "states-000001.segment"):
         path = folder / name
         content = path.read_bytes()
         for position in (0, len(content) // 3, len(content) // 2, len(content) - 1):
@@ -140,9 +143,12 @@ def test_a_flipped_byte_anywhere_in_the_checkpoint_is_noticed(play, tmp_path):
 def test_a_missing_file_of_the_checkpoint_is_noticed(play, tmp_path):
     play(FEDMD, rounds=1)
     folder = tmp_path / "run" / "checkpoint"
-    (folder / json.loads((folder / "last.json").read_text())["clients"]["1"]).unlink()
-    with pytest.raises(CheckpointError, match="missing"):
-        play(FEDMD, rounds=2)
+    for name in ("states-000001.json", "states-000001.segment"):
+        (folder / name).rename(tmp_path / "aside")
+        with pytest.raises(CheckpointError, match=f"{name} is missing"):
+            play(FEDMD, rounds=2)
+        (tmp_path / "aside").rename(folder / name)
+    assert play(FEDMD, rounds=2).checkpoint.round == 2
 
 
 def test_client_records_spilled_to_disk_change_nothing(play):
@@ -208,7 +214,7 @@ def test_a_round_with_fewer_replies_than_the_quorum_is_lost(play, monkeypatch):
     assert [record.lost for record in result.rounds] == [
         "3 of 4 clients answered, and 4 must; client 2 failed in FedMD.digest_and_revisit: MemoryError: no room"
     ] * 2
-    assert (result.checkpoint.state, result.checkpoint.clients) == (before.state, before.clients)
+    assert (result.checkpoint.state, result.checkpoint.states) == (before.state, before.states)
     with pytest.raises(ClientFailure, match="3 rounds in a row were lost"):
         play(FEDMD, "strict", rounds=9, lost_rounds=3, **all_four)
     three = play(FEDMD, "three", tolerate_failures=True, rounds_close=RoundsClose(quorum=3))
@@ -218,7 +224,7 @@ def test_a_round_with_fewer_replies_than_the_quorum_is_lost(play, monkeypatch):
 def test_a_lost_round_leaves_no_trace_in_the_checkpoint(play):
     before = play(Unlucky, "before", rounds=1, tolerate_failures=True).checkpoint
     after = play(Unlucky, "after", rounds=3, tolerate_failures=True).checkpoint
-    assert (after.state, after.clients) == (before.state, before.clients)
+    assert (after.state, after.states) == (before.state, before.states)
 
 
 def test_too_many_lost_rounds_in_a_row_end_the_run_also_when_it_was_stopped_between(play, monkeypatch):

@@ -1,19 +1,19 @@
-"""Clients' states as bytes: in memory up to a cap, then in files named by their content."""
+"""Clients' states as bytes: in memory up to a cap, and on disk."""
 
+import json
 import re
-import shutil
-import tempfile
-import weakref
 from collections import OrderedDict
 from collections.abc import Container, Iterable, Mapping
-from functools import cached_property
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
 from potluck.core.federation import ClientId
 from potluck.core.ground.digest import digest
 from potluck.core.ground.errors import CheckpointError
-from potluck.engine.disk.files import remove, sync, write_atomically
+from potluck.engine.disk.files import sync, write_atomically
+from potluck.engine.disk.segments import Place, Segments, name_of
 
 _NAME = re.compile(r"\d+-[0-9a-f]{32}\.safetensors")
 _DEFAULT_CAP_BYTES = 4 * 2**30
@@ -56,41 +56,111 @@ class ContentFiles:
         self._unsynced = [path for path in self._unsynced if path.name in names]
 
 
+class Mark:
+    """A moment of a store to which it can be rolled back.
+
+    Attributes:
+        before: by client, for all whose record has changed since: what it was, where it is, or None if there was none.
+    """
+
+    def __init__(self, before: Mapping[ClientId, bytes | Place | None] | None = None) -> None:
+        self.before = dict(before or {})
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where clients' states are; the content of a file beside a checkpoint.
+
+    Which segment holds a state may depend on interruptions and on the memory there is, and a run's checkpoints do not.
+
+    Attributes:
+        states: a digest of all clients' states, see `StatesDigest`; empty if there are none.
+        segments: by name, how far each of the files counts that hold them.
+        names: by client, the name of its state, where nodes keep the states.
+        before: by client, what can be returned to if the last round is undone: the place of the state, its name, or
+            None if there was none. None if it cannot be undone.
+    """
+
+    states: str = ""
+    segments: Mapping[str, int] = field(default_factory=dict[str, int])
+    names: Mapping[ClientId, str] = field(default_factory=dict[ClientId, str])
+    before: Mapping[ClientId, Any] | None = None
+
+    @property
+    def files(self) -> set[str]:
+        """Names of the segments that it needs."""
+        places = [place for place in (self.before or {}).values() if isinstance(place, Place)]
+        return {*self.segments, *(name_of(place.segment) for place in places)}
+
+    def sealed(self) -> bytes:
+        """The layout as JSON with a seal over its content."""
+        before = self.before and {client: _told(where) for client, where in self.before.items()}
+        content = {"states": self.states, "segments": self.segments, "names": self.names, "before": before}
+        text = json.dumps(content)
+        return json.dumps({"layout": text, "seal": digest(text.encode())}).encode()
+
+    @classmethod
+    def read(cls, path: Path) -> "Layout":
+        """The layout in a file that `sealed` wrote.
+
+        Raises:
+            CheckpointError: it is missing or damaged.
+        """
+        try:
+            sealed = json.loads(path.read_bytes())
+            if digest(sealed["layout"].encode()) != sealed["seal"]:
+                raise ValueError("its content does not match its seal")
+            content = json.loads(sealed["layout"])
+            names = {int(client): name for client, name in content["names"].items()}
+            before = content["before"]
+            if before is not None:
+                before = {int(client): _heard(where) for client, where in before.items()}
+            return cls(content["states"], content["segments"], names, before)
+        except FileNotFoundError:
+            raise CheckpointError(f"{path} is missing; the checkpoint cannot be resumed") from None
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise CheckpointError(f"{path} is damaged: {error}; the checkpoint cannot be resumed") from error
+
+
+def _told(where: Any) -> Any:
+    return [*where[:3], where.digest.hex()] if isinstance(where, Place) else where
+
+
+def _heard(where: Any) -> Any:
+    return Place(*where[:3], bytes.fromhex(where[3])) if isinstance(where, list) else where
+
+
 class ClientStore:
     """One packed record for each client: its state between rounds.
 
-    Records beyond `cap_bytes` go to disk, least recently used first. A file's name holds the digest of its
-    content, so a record that has changed since the last checkpoint never overwrites the checkpoint's copy. Files are
-    made durable together, by `save`.
+    Records are in memory up to `cap_bytes`; beyond it the least recently used go to disk, where `save` puts all that
+    have changed.
     """
 
     def __init__(self, folder: Path | None = None, cap_bytes: int = _DEFAULT_CAP_BYTES) -> None:
-        self._given_folder = folder
+        self._folder = folder
         self._cap_bytes = cap_bytes
         self._memory: OrderedDict[ClientId, bytes] = OrderedDict()
         self._memory_bytes = 0
-        self._files: dict[ClientId, str] = {}  # by client, the file that holds the current record, if one does
-        self._content = ContentFiles()
+        self._changed: set[ClientId] = set()  # whose record on disk is not the current one; they may have none any more
+        self._segments = Segments(folder)
+        self._marks: WeakSet[Mark] = WeakSet()
 
     def read(self, client: ClientId) -> bytes | None:
-        """The client's record, or None if it has none."""
+        """The client's record, or None if it has none.
+
+        Raises:
+            CheckpointError: its file is missing or damaged.
+        """
         if client in self._memory:
             self._memory.move_to_end(client)
             return self._memory[client]
-        if client in self._files:
-            return (self._folder / self._files[client]).read_bytes()
-        return None
+        place = None if client in self._changed else self._segments.places.get(client)
+        return None if place is None else self._segments.read(place)
 
     def write(self, client: ClientId, record: bytes) -> None:
         """Replace the client's record."""
-        self._memory_bytes += len(record) - len(self._memory.get(client, b""))
-        self._memory[client] = record
-        self._memory.move_to_end(client)
-        self._files.pop(client, None)
-        while len(self._memory) > 1 and self._memory_bytes > self._cap_bytes:
-            oldest = next(iter(self._memory))
-            self._save(oldest)
-            self._memory_bytes -= len(self._memory.pop(oldest))
+        self._put(client, record)
 
     def check(self, record: bytes) -> None:
         """Check that a record can be kept; here all can.
@@ -100,68 +170,126 @@ class ClientStore:
         """
 
     def mark(self) -> Any:
-        """A snapshot for `roll_back`; takes no memory for records that are on disk."""
-        unsaved = {client: record for client, record in self._memory.items() if client not in self._files}
-        return dict(self._files), unsaved
+        """The present moment, for `roll_back`; it takes memory for what changes afterwards, as long as it is held."""
+        mark = Mark()
+        self._marks.add(mark)
+        return mark
 
     def roll_back(self, mark: Any) -> None:
-        """Restore every record to a snapshot, unless a checkpoint was saved since."""
-        files, unsaved = mark
-        for client in [client for client in self._memory if self._files.get(client, "") != files.get(client)]:
-            del self._memory[client]
-        self._memory.update(unsaved)
-        self._files = dict(files)
-
-    def save(self) -> dict[ClientId, str]:
-        """Write every record to disk; return each client's file name. Durable after `sync` of the folder.
-
-        Raises:
-            StorageError: a file cannot be written.
-        """
-        for client in self._memory:
-            if client not in self._files:
-                self._save(client)
-        self._content.sync()
-        return dict(sorted(self._files.items()))
-
-    def restore(self, files: Mapping[ClientId, str]) -> None:
-        """Start from records that `save` wrote, each checked against the digest in its name.
+        """Restore every record to what it was at a moment, which can be returned to again.
 
         Raises:
             CheckpointError: a file is missing or damaged.
         """
-        for name in files.values():
+        before, mark.before = mark.before, {}
+        self._marks.discard(mark)
+        for client, was in before.items():
+            if was == self._segments.places.get(client) and not isinstance(was, bytes):
+                self._remember(client)
+                self._forget(client)
+            else:
+                self._put(client, self._segments.read(was) if isinstance(was, Place) else was)
+        self._marks.add(mark)
+
+    def save(self, mark: Any = None, held: Container[str] = ()) -> Layout:
+        """Write every record that has changed to disk; durable after `sync` of the folder.
+
+        Args:
+            mark: a moment to which it shall be possible to return after `restore`.
+            held: names of segments that checkpoints need.
+
+        Raises:
+            StorageError: a file cannot be written.
+        """
+        if mark is not None:
+            self._save_before(mark)
+        self._segments.append((client, self._memory.get(client)) for client in sorted(self._changed))
+        self._changed.clear()
+        self._segments.compact(held)
+        self._segments.sync()
+        before = None if mark is None else dict(mark.before)
+        return Layout(self._segments.states, self._segments.lengths, before=before)
+
+    def restore(self, layout: Layout) -> Any:
+        """Start from records that `save` wrote, each of which is checked; return its `mark`, if there was one.
+
+        Raises:
+            CheckpointError: a file is missing or damaged; nothing is changed.
+        """
+        self._segments.restore(layout.segments)
+        if self._segments.states != layout.states:
+            raise CheckpointError(
+                f"{self._folder}: clients' states are not what the checkpoint says; it cannot be resumed"
+            )
+        self._memory.clear()
+        self._memory_bytes = 0
+        self._changed.clear()
+        self._marks.clear()
+        if layout.before is None:
+            return None
+        mark = Mark(layout.before)
+        self._marks.add(mark)
+        return mark
+
+    def adopt(self, files: Mapping[ClientId, str]) -> None:
+        """Start from records in a file for each client, as earlier versions wrote them.
+
+        Raises:
+            CheckpointError: a file is missing or damaged.
+        """
+        assert self._folder is not None
+        records: list[tuple[ClientId, bytes]] = []
+        for client, name in files.items():
             path = self._folder / name
             if not _NAME.fullmatch(name):
                 raise CheckpointError(f"{path} is no name of a client's record; the checkpoint cannot be resumed")
             if not path.is_file():
                 raise CheckpointError(f"{path} is missing; the checkpoint cannot be resumed")
-            if digest(path.read_bytes()) != name.split(".")[0].split("-")[1]:
+            record = path.read_bytes()
+            if digest(record) != name.split(".")[0].split("-")[1]:
                 raise CheckpointError(f"{path} is damaged; the checkpoint cannot be resumed")
-        self._memory.clear()
-        self._memory_bytes = 0
-        self._files = dict(files)
-        self._content.found(self._folder / name for name in files.values())
+            records.append((client, record))
+        self.restore(Layout())
+        self._segments.append(records)
 
-    def discard_except(self, names: Iterable[str]) -> None:
-        """Delete the files that neither a checkpoint (`names`) nor a current record needs."""
-        needed = {*names, *self._files.values()}
-        for path in self._folder.glob("*.safetensors"):
-            if path.name not in needed:
-                remove(path)
-        self._content.forget_except(needed)
+    def discard_except(self, names: Container[str]) -> None:
+        """Delete the segments that neither a checkpoint (`names`) nor a current record needs."""
+        self._segments.discard_except(names)
 
-    @cached_property
-    def _folder(self) -> Path:
-        """The folder for files: the given one, or a temporary one that is deleted with the store."""
-        if self._given_folder is not None:
-            return self._given_folder
-        folder = Path(tempfile.mkdtemp(prefix="potluck-"))
-        weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
-        return folder
+    def _put(self, client: ClientId, record: bytes | None) -> None:
+        """Replace the client's record, or let it have none."""
+        self._remember(client)
+        self._forget(client)
+        self._changed.add(client)
+        if record is None:
+            return
+        self._memory[client] = record
+        self._memory_bytes += len(record)
+        while len(self._memory) > 1 and self._memory_bytes > self._cap_bytes:
+            oldest = next(iter(self._memory))
+            if oldest in self._changed:
+                self._segments.append([(oldest, self._memory[oldest])])
+            self._forget(oldest)
 
-    def _save(self, client: ClientId) -> None:
-        record = self._memory[client]
-        name = f"{client}-{digest(record)}.safetensors"
-        self._content.put(self._folder / name, record)
-        self._files[client] = name
+    def _save_before(self, mark: Mark) -> None:
+        """Write the records to disk that a mark has in memory; their clients' current ones are written after them."""
+        held = {client: was for client, was in mark.before.items() if isinstance(was, bytes)}
+        now = {client: self.read(client) for client in held}
+        for client in held:
+            self._remember(client)
+        self._segments.append(held.items())
+        mark.before |= {client: self._segments.places[client] for client in held}
+        for client, record in now.items():
+            self._put(client, record)
+
+    def _remember(self, client: ClientId) -> None:
+        """Let all marks know what the client's record is before it changes."""
+        changed, places = client in self._changed, self._segments.places
+        for mark in self._marks:
+            if client not in mark.before:
+                mark.before[client] = self._memory.get(client) if changed else places.get(client)
+
+    def _forget(self, client: ClientId) -> None:
+        """Take the client's record out of memory; the one on disk counts."""
+        self._memory_bytes -= len(self._memory.pop(client, b""))
+        self._changed.discard(client)

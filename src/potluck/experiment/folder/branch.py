@@ -5,7 +5,8 @@ from pathlib import Path
 
 from potluck.core.ground.errors import CheckpointError, ConfigError, StorageError
 from potluck.engine.disk.files import sync, write_atomically
-from potluck.experiment.folder.checkpoint import read_checked
+from potluck.engine.disk.store import ClientStore
+from potluck.experiment.folder.checkpoint import Checkpoints, read_checked
 from potluck.experiment.folder.folder import new_folder, open_folder, seed_manifest
 from potluck.experiment.results.records import Records
 from potluck.experiment.settings.schema import Experiment
@@ -62,18 +63,28 @@ def _copy(folder: Path, place: Path, last: Checkpoint, settings: dict[str, objec
         if extent.bytes:
             with (folder / name).open("rb") as file:
                 write_atomically(place / name, file.read(extent.bytes))
-    checkpoints = {LAST: dataclasses.replace(last, config=settings)}
-    kept = [path for number, path in kept_rounds(folder / CHECKPOINT).items() if number <= last.round]
-    for path in (folder / CHECKPOINT / BEST, *kept):
+    home, checkpoints = folder / CHECKPOINT, {LAST: last}
+    saved = Checkpoints(home, ClientStore(home))
+    needed = saved.needed_by(last)
+    kept = [path for number, path in kept_rounds(home).items() if number <= last.round]
+    for path in (home / BEST, *kept):
         try:
             found = Checkpoint.read(path)
+            files = saved.needed_by(found) if found else set[str]()
         except CheckpointError:  # not needed to continue
-            found = None
-        if found and all((folder / CHECKPOINT / name).is_file() for name in found.files):
+            continue
+        if found and all((home / name).is_file() for name in files):
             checkpoints[path.name] = found
-    for name in sorted({name for checkpoint in checkpoints.values() for name in checkpoint.files}):
-        if name in last.state or (folder / CHECKPOINT / name).is_file():  # clients on other machines keep theirs
-            write_atomically(place / CHECKPOINT / name, read_checked(folder / CHECKPOINT / name))
+            needed |= files
+    elsewhere = {name for name in last.clients.values() if not (home / name).is_file()}  # at clients on other machines
+    for name in sorted(needed - elsewhere):
+        write_atomically(place / CHECKPOINT / name, _content(home / name))
+    checkpoints[LAST] = dataclasses.replace(last, config=settings)
     for name, checkpoint in checkpoints.items():
         write_atomically(place / CHECKPOINT / name, checkpoint.sealed())
     sync(place / CHECKPOINT)
+
+
+def _content(path: Path) -> bytes:
+    """What a file of a checkpoint holds; what is in segments and layouts is checked when it is restored."""
+    return read_checked(path) if path.suffix == ".safetensors" else path.read_bytes()

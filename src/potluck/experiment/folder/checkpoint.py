@@ -1,12 +1,13 @@
 """Checkpoints: after every round the whole state is on disk, and a flipped byte is detected.
 
-A checkpoint is one small JSON file that names content-addressed files: the parts of the method's state, and one record
-for each client. Files that have not changed since the last checkpoint are not written again. Replacing the small file
-is the only step that counts, so a run killed at any moment has either the old checkpoint or the new one.
+A checkpoint is one small JSON file that names content-addressed files, the parts of the method's state, and has the
+digest of all clients' states, which are in segments. Where in these is said by a file beside it, its layout. What has
+not changed since the last checkpoint is not written again. Replacing the small file is the only step that counts, so a
+run killed at any moment has either the old checkpoint or the new one.
 """
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,8 @@ from potluck.core.ground.digest import digest
 from potluck.core.ground.errors import CheckpointError
 from potluck.core.ground.tree import pack, unpack
 from potluck.engine.disk.files import make_folder, remove, rename, sync, write_atomically
-from potluck.engine.disk.store import ClientStore, ContentFiles
-from potluck.records import BEST, LAST, Checkpoint, Extent, Undo, kept_rounds, name_of_kept
+from potluck.engine.disk.store import ClientStore, ContentFiles, Layout
+from potluck.records import BEST, LAST, Checkpoint, Extent, Undo, kept_rounds, name_of_kept, name_of_layout
 
 log = logging.getLogger(__name__)
 _PART_BYTES = 2**18
@@ -26,13 +27,19 @@ _PART_BYTES = 2**18
 
 
 class Checkpoints:
-    """The checkpoint folder of one run."""
+    """The checkpoint folder of one run.
+
+    Attributes:
+        mark: after `restore`, the mark in the clients' store of the last round's start; None if it cannot be undone.
+    """
 
     def __init__(self, folder: Path, store: ClientStore) -> None:
         self._folder = folder
         self._store = store
         self._content = ContentFiles()
         self._kept: set[str] | None = None  # files that kept rounds need; None until they are looked for
+        self._best: set[str] | None = None  # likewise of the best round
+        self.mark: Any = None
 
     def prepare(self) -> None:
         """Make the folder, and delete partial files of a killed run.
@@ -55,6 +62,7 @@ class Checkpoints:
         config: dict[str, Any],
         undo: Undo | None = None,
         *,
+        mark: Any = None,
         keep: bool = False,
         under_way: dict[str, Any] | None = None,
     ) -> Checkpoint:
@@ -68,6 +76,7 @@ class Checkpoints:
             records: the extent of the records that the checkpoint refers to.
             config: the run's settings.
             undo: what the round can be undone with, all of whose files the last checkpoint named.
+            mark: in the clients' store, of the round's start, if it can be undone.
             keep: whether it also stays when the next one is written.
             under_way: what clients are doing, of a run whose rounds are asynchronous.
 
@@ -77,23 +86,32 @@ class Checkpoints:
         parts = self._put({spec.name: getattr(state, spec.name) for spec in fields(_dataclass(state))})
         others = () if under_way is None else self._put(under_way)
         self._content.sync()
-        best = self._read_or_rename(self._folder / BEST)
-        checkpoint = Checkpoint(number, parts, self._store.save(), best_validation, best_round, records, config)
+        kept, best = self._kept_before(number), self._needed_by_best()
+        layout = self._store.save(mark, kept | best)
+        checkpoint = Checkpoint(number, parts, {}, best_validation, best_round, records, config, states=layout.states)
+        if layout.states or layout.before:
+            write_atomically(self._folder / name_of_layout(number), layout.sealed())
+        now = checkpoint.files | {name_of_layout(number), *replace(layout, before=None).files}
         if best_round == number:
-            best = checkpoint
+            self._best = best = now
             write_atomically(self._folder / BEST, checkpoint.sealed())
-        kept = self._kept_before(number)
         if keep:
-            kept |= checkpoint.files
+            self._kept = kept = kept | now
             write_atomically(self._folder / name_of_kept(number), checkpoint.sealed())
         checkpoint = replace(checkpoint, undo=undo, under_way=others)
         sync(self._folder)  # the files' names must be durable before the checkpoint that refers to them
         write_atomically(self._folder / LAST, checkpoint.sealed())
         sync(self._folder)  # only now: until here the last checkpoint may still be needed
-        needed = checkpoint.files | kept | (best.files if best else set[str]())
+        self._discard_except(checkpoint.files | now | layout.files | kept | best)
+        return checkpoint
+
+    def _discard_except(self, needed: Collection[str]) -> None:
+        """Delete the files that no checkpoint needs."""
+        for path in (*self._folder.glob("*.safetensors"), *self._folder.glob("states-*.json")):
+            if path.name not in needed:
+                remove(path)
         self._store.discard_except(needed)
         self._content.forget_except(needed)
-        return checkpoint
 
     def _put(self, tree: dict[str, Any]) -> tuple[str, ...]:
         """Write a tree in parts; return the files' names."""
@@ -130,9 +148,20 @@ class Checkpoints:
         Raises:
             CheckpointError: a file is missing or damaged, or the state has other fields than the method's.
         """
+        state = self.state(checkpoint, initial)
+        if checkpoint.clients:
+            self._store.adopt(checkpoint.clients)
+            self.mark = None
+        else:
+            self.mark = self._store.restore(layout := self._layout(checkpoint))
+            if checkpoint.undo is not None and layout == Layout():  # no client had a state, and none has one now
+                self.mark = self._store.mark()
+        return state
+
+    def state(self, checkpoint: Checkpoint, initial: Any) -> Any:
+        """The saved state alone; see `restore`."""
         paths = [self._folder / name for name in checkpoint.state]
         contents = [unpack(read_checked(path)) for path in paths]
-        self._store.restore(checkpoint.clients)
         self._content.found(paths)
         saved = contents[0] if checkpoint.has_whole_state else joined(contents)
         expected = {spec.name for spec in fields(_dataclass(initial))}
@@ -144,6 +173,29 @@ class Checkpoints:
             )
         return type(initial)(**saved)
 
+    def _layout(self, checkpoint: Checkpoint) -> Layout:
+        """Where the clients' states of a checkpoint are.
+
+        Raises:
+            CheckpointError: it is missing or damaged, or of other states.
+        """
+        path = self._folder / name_of_layout(checkpoint.round)
+        if not checkpoint.states and (checkpoint.undo is None or not path.is_file()):
+            return Layout()
+        layout = Layout.read(path)
+        if layout.states != checkpoint.states:
+            raise CheckpointError(f"{path} is damaged: it is of other states; the checkpoint cannot be resumed")
+        return layout
+
+    def needed_by(self, checkpoint: Checkpoint) -> set[str]:
+        """Names of all files that a checkpoint needs, those of clients' states among them.
+
+        Raises:
+            CheckpointError: what says where clients' states are is missing or damaged.
+        """
+        layout = replace(self._layout(checkpoint), **({} if checkpoint.undo else {"before": None}))
+        return checkpoint.files | layout.files | ({name_of_layout(checkpoint.round)} if layout.states else set[str]())
+
     def _kept_before(self, number: int) -> set[str]:
         """The files that the kept rounds before this one need.
 
@@ -154,9 +206,24 @@ class Checkpoints:
             for kept, path in kept_rounds(self._folder).items():
                 if kept >= number:
                     remove(path)
-                elif checkpoint := self._read_or_rename(path):
-                    self._kept |= checkpoint.files
+                else:
+                    self._kept |= self._needed_in(path)
         return self._kept
+
+    def _needed_by_best(self) -> set[str]:
+        """The files that the best round so far needs."""
+        if self._best is None:
+            self._best = self._needed_in(self._folder / BEST)
+        return self._best
+
+    def _needed_in(self, place: Path) -> set[str]:
+        """The files that a checkpoint needs without which a run can do; none if it is not there or damaged."""
+        checkpoint = self._read_or_rename(place)
+        try:
+            return self.needed_by(checkpoint) if checkpoint else set()
+        except CheckpointError as error:
+            log.warning("%s", error)
+            return set()
 
     def _read_or_rename(self, place: Path) -> Checkpoint | None:
         """A checkpoint that a run can do without; a damaged one is renamed."""

@@ -26,7 +26,7 @@ from potluck.engine.answers.ledger import Ledger
 from potluck.engine.answers.outliers import Before, Outlier
 from potluck.engine.client.runtime import ClientRuntime
 from potluck.engine.disk.files import append, make_folder
-from potluck.engine.disk.store import ClientStore
+from potluck.engine.disk.store import ClientStore, Layout
 from potluck.engine.executors.choice import ChosenExecutor, choose_executor
 from potluck.engine.rounds.engine import Engine
 from potluck.engine.rounds.lost import Deserted
@@ -207,14 +207,14 @@ class Run:
             if self._checkpoints:
                 self.notes += filter(None, [self._checkpoints.complaint()])
                 if self._last:
-                    self._remember(self._checkpoints, self._last)
-                    self._state = self._checkpoints.restore(self._last, self._state)
+                    initial, self._state = self._state, self._checkpoints.restore(self._last, self._state)
+                    self._remember(self._checkpoints, self._last, initial)
                     self._engine.rounds_done = self._last.round
                     if self._engine.asynchronous:
                         kind, under_way = type(self._state), self._checkpoints.under_way(self._last)
                         self._engine.asynchronous.go_on(under_way, kind)
             else:  # without a folder every call starts over
-                self._store.restore({})
+                self._store.restore(Layout())
         except BaseException:
             self.close()
             raise
@@ -407,25 +407,18 @@ class Run:
         before = self._engine.outliers.before if self._engine.outliers else None
         if before is None or before.number != number:
             return None
-        state, clients = (last.state, last.clients) if last else ((), {})
-        return Undo(state, clients, asdict(before.outlier))
+        return Undo(last.state if last else (), asdict(before.outlier))
 
-    def _remember(self, checkpoints: Checkpoints, last: Checkpoint) -> None:
-        """What comparing replies has found before this process began; `self._state` is the method's initial one."""
+    def _remember(self, checkpoints: Checkpoints, last: Checkpoint, initial: Any) -> None:
+        """What comparing replies has found before this process began; `initial` is the method's initial state."""
         outliers = self._engine.outliers
         if outliers is None or self._folder is None:
             return
         records = rounds_of(self._folder, last.round)
         outliers.named = Counter(record.outlier for record in records if record.outlier is not None)
-        if last.undo is None:
-            return
-        state = self._state
-        if last.undo.state:
-            earlier = replace(last, state=last.undo.state, clients=last.undo.clients)
-            state = checkpoints.restore(earlier, state)
-        else:
-            self._store.restore({})
-        outliers.before = Before(last.round, state, self._store.mark(), Outlier(**last.undo.outlier))
+        if last.undo is not None and checkpoints.mark is not None:
+            state = checkpoints.state(replace(last, state=last.undo.state), initial) if last.undo.state else initial
+            outliers.before = Before(last.round, state, checkpoints.mark, Outlier(**last.undo.outlier))
 
     def _write(
         self, record: RoundRecord, evaluation: Evaluation | None, work: Sequence[WorkDone], undo: Undo | None
@@ -456,6 +449,7 @@ class Run:
             extents,
             self._settings,
             undo,
+            mark=self._engine.outliers.before.mark if undo and self._engine.outliers else None,
             keep=every is not None and record.round % every == 0,
             under_way=self._engine.asynchronous.state() if self._engine.asynchronous else None,
         )
