@@ -1,14 +1,14 @@
 """The federation: every client's data, model and capacity, and the server's."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import cached_property
 from typing import cast
 
 import torch
 from torch import Size, nn
 
-from potluck.core.ground.errors import ConfigError, nearest
+from potluck.core.ground.errors import ConfigError, DataError, nearest
 from potluck.core.ground.inputs import InputShape
 from potluck.core.ground.rng import Key, isolated
 from potluck.core.nets.classes import OwnClasses, OwnHead
@@ -51,7 +51,74 @@ class Site:
             raise ValueError(f"capacity of client {self.id}: expected above 0 and at most 1, found {self.capacity}")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
+class Outline:
+    """What is known of a client's site without its data.
+
+    Attributes:
+        architecture: name of its model.
+        train: the number of examples that it trains on.
+        validation: of those for model selection.
+        test: of those that its model is evaluated on.
+        capacity: share of the full model that it can train.
+    """
+
+    architecture: str
+    train: int
+    validation: int = 0
+    test: int = 0
+    capacity: float = 1.0
+
+    @classmethod
+    def of(cls, site: Site) -> "Outline":
+        """That of a site whose data are there."""
+        return cls(site.architecture, len(site.train), len(site.validation), len(site.test), site.capacity)
+
+
+class SitesOnDemand(Mapping[ClientId, Site]):
+    """Sites that are made each time they are asked for, and not kept: for more clients than memory has room for.
+
+    Before a run one client of each architecture is looked at; the others' data are checked when they are made.
+
+    Args:
+        clients: how many there are; they are numbered from 0.
+        outline: what is known of a client without its data; it is asked often.
+        make: a client's site, by its number alone, the same each time.
+    """
+
+    def __init__(self, clients: int, outline: Callable[[ClientId], Outline], make: Callable[[ClientId], Site]) -> None:
+        self._clients, self._make = range(clients), make
+        self.outline = outline
+
+    def __getitem__(self, client: ClientId) -> Site:
+        """The client's site, made anew.
+
+        Raises:
+            KeyError: there is no such client.
+            DataError: it is not what its outline says.
+        """
+        if client not in self._clients:
+            raise KeyError(client)
+        site, known = self._make(client), self.outline(client)
+        if site.id != client or Outline.of(site) != known:
+            found = f"found client {site.id} with {Outline.of(site)}; expected {known}"
+            raise DataError(f"client {client}: its site is not what its outline says: {found}")
+        return site
+
+    def __iter__(self) -> Iterator[ClientId]:
+        """All clients, in ascending order."""
+        return iter(self._clients)
+
+    def __len__(self) -> int:
+        """How many there are."""
+        return len(self._clients)
+
+    def __contains__(self, client: object) -> bool:
+        """Whether there is such a client; its site is not made."""
+        return client in self._clients
+
+
+@dataclass(frozen=True, slots=True)
 class Member:
     """What the server knows of a client without asking: its model's shapes, its capacity, its number of examples.
 
@@ -94,7 +161,7 @@ class Federation:
     """The clients, their models, and what the server has.
 
     Attributes:
-        sites: the clients by id.
+        sites: the clients by id; of very many, `SitesOnDemand`.
         architectures: named builders; each call makes a new module. A builder that takes `scale` makes
             narrower nets, whose tensors are leading slices of the full net's, or shallower ones; narrower nets of
             other builders are cut out of the full one, see `potluck.core.nets.slicing`. Parameters that a
@@ -127,7 +194,7 @@ class Federation:
             object.__setattr__(self, "criterion", self.task.criterion)
         if isinstance(self.num_classes, bool) or not isinstance(self.num_classes, int) or self.num_classes < 1:
             raise ConfigError(f"num_classes: expected a whole number of at least 1, found {self.num_classes!r}")
-        for key, site in self.sites.items():
+        for key, site in self.looked_at.items():
             if key != site.id:
                 raise ConfigError(f"sites: found a site with the id {site.id} under {key!r}; expected its id")
             self._check_named(site.architecture, f"client {key}: architecture")
@@ -151,6 +218,28 @@ class Federation:
                 f"{where}: found {architecture!r}; expected one of the federation's architectures: {names}"
             )
 
+    @cached_property
+    def looked_at(self) -> Mapping[ClientId, Site]:
+        """The sites whose data are looked at before a run: all; of those made on demand one of each architecture."""
+        if not isinstance(self.sites, SitesOnDemand):
+            return self.sites
+        first: dict[str, ClientId] = {}
+        for client in self.sites:
+            first.setdefault(self.sites.outline(client).architecture, client)
+        return {client: self.sites[client] for client in first.values()}
+
+    def outline(self, client: ClientId) -> Outline:
+        """What is known of a client without its data.
+
+        Raises:
+            KeyError: there is no such client.
+        """
+        if not isinstance(self.sites, SitesOnDemand):
+            return Outline.of(self.sites[client])
+        if client not in self.sites:
+            raise KeyError(client)
+        return self.sites.outline(client)
+
     def build(self, architecture: str | None, key: Key, scale: Scale = FULL) -> nn.Module:
         """A new module, initialised by draws from `key` alone; None for the server's architecture.
 
@@ -173,7 +262,7 @@ class Federation:
 
     def classes_of(self, client: ClientId) -> OwnClasses | None:
         """The classes of a client's outputs; None if it has all."""
-        head = self.head_of(self.sites[client].architecture)
+        head = self.head_of(self.outline(client).architecture)
         return None if head is None else head.classes
 
     def common_test(self, client: ClientId) -> Examples | None:
@@ -219,18 +308,23 @@ class Federation:
     @cached_property
     def roster(self) -> Roster:
         """The members that the server sees, by id in ascending order."""
-        plans = {name: self._plan(name) for name in sorted({site.architecture for site in self.sites.values()})}
-        return {
-            id: replace(plans[site.architecture], id=id, capacity=site.capacity, examples=len(site.train))
-            for id, site in sorted(self.sites.items())
-        }
+        plans: dict[str, Callable[[ClientId, Outline], Member]] = {}
+        members: dict[ClientId, Member] = {}
+        for client in sorted(self.sites):
+            outline = self.outline(client)
+            if outline.architecture not in plans:
+                plans[outline.architecture] = self._plan(outline.architecture)
+            members[client] = plans[outline.architecture](client, outline)
+        return members
 
-    def _plan(self, architecture: str) -> Member:
-        """A client with this architecture and no data."""
+    def _plan(self, architecture: str) -> Callable[[ClientId, Outline], Member]:
+        """What makes members with this architecture."""
         net = self.build(architecture, Key((architecture,)))
         shapes = {name: tensor.shape for name, tensor in tensors_of(net).items()}
-        trained, frozen = frozenset(parameters_of(net)), frozen_names(net)
-        return Member(0, architecture, 1.0, shapes, trained, 0, frozen, self.head_of(architecture))
+        trained, frozen, head = frozenset(parameters_of(net)), frozen_names(net), self.head_of(architecture)
+        return lambda client, known: Member(
+            client, architecture, known.capacity, shapes, trained, known.train, frozen, head
+        )
 
 
 def empty_like(examples: Examples) -> Examples:

@@ -59,10 +59,10 @@ class Offer:
         """What an assembled federation offers."""
         return cls(
             architectures=federation.architectures,
-            assigned={id: federation.base_of(site.architecture) for id, site in federation.sites.items()},
+            assigned={id: federation.base_of(federation.outline(id).architecture) for id in federation.sites},
             server_architecture=federation.server_architecture,
             public=federation.public is not None and len(federation.public) > 0,
-            unvalidated=tuple(id for id, site in sorted(federation.sites.items()) if not len(site.validation)),
+            unvalidated=tuple(id for id in sorted(federation.sites) if not federation.outline(id).validation),
             task=federation.task,
             input_shape=federation.input_shape,
             public_labels=federation.public_labels,

@@ -9,10 +9,9 @@ from typing import Any
 from torch import Tensor
 
 from potluck.core.federation import Federation
-from potluck.core.ground.errors import DataError, PotluckWarning
-from potluck.core.ground.inputs import by_name
-from potluck.core.requests.examples import Examples
+from potluck.core.ground.errors import PotluckWarning
 from potluck.core.schema import extremes
+from potluck.engine.client.sound import check_finite, data_of
 
 
 def check_inputs(federation: Federation) -> None:
@@ -22,12 +21,12 @@ def check_inputs(federation: Federation) -> None:
         DataError: some are not; names the client and the first such input.
     """
     clean: dict[int, bool] = {}
-    for id, site in sorted(federation.sites.items()):
-        for part, examples in (("training", site.train), ("validation", site.validation), ("test", site.test)):
-            _check_inputs(examples, f"client {id}: its {part} examples", clean)
+    for id, site in sorted(federation.looked_at.items()):
+        for part, examples in data_of(site):
+            check_finite(examples, f"client {id}: its {part} examples", clean)
     for part, examples in (("public examples", federation.public), ("common test set", federation.test)):
         if examples is not None:
-            _check_inputs(examples, f"the {part}", clean)
+            check_finite(examples, f"the {part}", clean)
 
 
 def check_targets(federation: Federation, *, whole: bool = True) -> None:
@@ -44,15 +43,15 @@ def check_targets(federation: Federation, *, whole: bool = True) -> None:
     """
     task, width = federation.task, federation.num_classes
     checked: dict[int, Tensor] = {}
-    for client, site in sorted(federation.sites.items()):
-        for part, examples in (("training", site.train), ("validation", site.validation), ("test", site.test)):
+    for client, site in sorted(federation.looked_at.items()):
+        for part, examples in data_of(site):
             if id(examples.targets) not in checked:
                 task.check_targets(examples.targets, width, f"client {client}: the targets of its {part} part")
                 checked[id(examples.targets)] = examples.targets
     if federation.test is not None:
         task.check_targets(federation.test.targets, width, "the common test set: its targets")
         checked[id(federation.test.targets)] = federation.test.targets
-    if whole and task.has_classes:
+    if whole and len(federation.looked_at) == len(federation.sites) and task.has_classes:
         largest = max((int(targets.max()) for targets in checked.values() if targets.numel()), default=width - 1)
         if largest < width - 1:
             warnings.warn(
@@ -79,24 +78,6 @@ def not_finite(state: Any, before: Any, *, lacking: bool = False) -> str | None:
         return None
     had = {where for where, leaf in _leaves(before, "") if where in found and _broken(leaf, lacking)}
     return next((f"{where} holds {what}" for where, what in found.items() if where not in had), None)
-
-
-def _check_inputs(examples: Examples, whose: str, clean: dict[int, bool]) -> None:
-    for name, inputs in by_name(examples.inputs).items():
-        if not inputs.is_floating_point():
-            continue
-        if id(inputs) not in clean:
-            clean[id(inputs)] = _broken(inputs) is None
-        if clean[id(inputs)]:
-            continue
-        mine = inputs if examples.rows is None else inputs[examples.rows]
-        broken = ~mine.flatten(1).isfinite().all(1)
-        if bool(broken.any()):
-            first, of = int(broken.nonzero()[0]), f" {name!r}" if name else ""
-            raise DataError(
-                f"{whose} hold NaN or infinity in {int(broken.sum())} of {len(mine)} inputs{of}, first in number"
-                f" {first}; expected finite numbers: correct these inputs or leave them out"
-            )
 
 
 def _leaves(node: Any, where: str) -> Iterator[tuple[str, Any]]:

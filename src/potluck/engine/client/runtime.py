@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from potluck.core.federation import ClientId, Federation
+from potluck.core.federation import ClientId, Federation, Site, SitesOnDemand
 from potluck.core.ground.digest import digest
 from potluck.core.ground.rng import Key, fold_in, isolated
 from potluck.core.ground.tree import pack, unpack
@@ -32,6 +32,7 @@ from potluck.engine.client.costs import Costs
 from potluck.engine.client.modules import ModulePool
 from potluck.engine.client.requests import carry_out
 from potluck.engine.client.session import Answer, Call, ContractError, Session, failure, full_name
+from potluck.engine.client.sound import check_site
 from potluck.engine.numerics.device import CPU, resident
 from potluck.engine.numerics.numerics import PLAIN, Numerics
 
@@ -133,7 +134,7 @@ class ClientRuntime:
             client = self._open(call.client, call.record, call.key, call.round)
         except Exception as error:
             return failure(call.client, self.full_name(call.handler), error)
-        give_back = partial(self._modules.give_back, self._federation.sites[call.client].architecture, client.model)
+        give_back = partial(self._modules.give_back, client.architecture, client.model)
         return Session(self._method, call, client, give_back)
 
     def full_name(self, handler: str) -> str:
@@ -142,7 +143,7 @@ class ClientRuntime:
 
     def evaluate(self, request: EvalRequest) -> EvalResult:
         """Evaluate the client's inference model."""
-        site = self._federation.sites[request.client]
+        site = self._site(request.client)
         examples = {
             "validation": site.validation,
             "own": site.test,
@@ -208,8 +209,19 @@ class ClientRuntime:
         except StopIteration as stop:
             return stop.value
 
+    def _site(self, client: ClientId) -> Site:
+        """A client's site; one that is made on demand is checked now.
+
+        Raises:
+            DataError: its data cannot be trained on.
+        """
+        site = self._federation.sites[client]
+        if isinstance(self._federation.sites, SitesOnDemand):
+            check_site(self._federation, site)
+        return site
+
     def _open(self, client_id: ClientId, record: bytes | None, key: Key, round_number: int) -> Client:
-        site = self._federation.sites[client_id]
+        site = self._site(client_id)
         kept = {"state": {}} if record is None else unpack(record)
         return Client(
             id=client_id,

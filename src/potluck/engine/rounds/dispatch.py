@@ -29,24 +29,24 @@ class Dispatch:
         attendance: Attendance,
     ) -> Pending:
         """A client's job, which is about these parts of its examples."""
-        architecture = self.federation.sites[client].architecture
+        architecture = self.federation.outline(client).architecture
         return Pending(make, partial(self.cost, client, parts), architecture, most_bytes, attendance.note)
 
     def cost(self, client: ClientId, parts: tuple[str, ...]) -> int:
         """Floating-point operations of the client's network on these parts of its examples."""
         sizes = self.sizes(client)
-        flops = self._flops_by_architecture[self.federation.sites[client].architecture]
+        flops = self._flops_by_architecture[self.federation.outline(client).architecture]
         return flops * (1 + sum(sizes[part] for part in parts))
 
     def sizes(self, client: ClientId) -> dict[str, int]:
         """The number of examples of each part."""
-        site, test = self.federation.sites[client], self.federation.common_test(client)
-        sizes = {"train": len(site.train), "validation": len(site.validation), "own": len(site.test)}
+        known, test = self.federation.outline(client), self.federation.common_test(client)
+        sizes = {"train": known.train, "validation": known.validation, "own": known.test}
         return {**sizes, "common": 0 if test is None else len(test)}
 
     @cached_property
     def _flops_by_architecture(self) -> dict[str, int]:
-        named = {site.architecture for site in self.federation.sites.values()}
+        named = {self.federation.outline(client).architecture for client in self.federation.sites}
         return {name: forward_flops(self.runtime.build(name), self.federation.input_shape) for name in sorted(named)}
 
 

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, Literal, cast
 
 from torch import nn
@@ -106,7 +106,7 @@ class Engine:
         self._host = ClientRuntime(method, federation, seed, computing)
         self._dispatch = Dispatch(federation, self._host)
         self._door = Door(method, largest)
-        examples = {client: member.examples for client, member in federation.roster.items()} if outlier_factor else {}
+        examples = {client: federation.outline(client).train for client in federation.sites} if outlier_factor else {}
         self.outliers = Outliers(outlier_factor, examples) if outlier_factor else None
         self._known: dict[Hashable, Any] = {}
         self._warned: set[bool] = set()
@@ -366,8 +366,7 @@ class Engine:
         Raises:
             DivergenceError: it has; `StateDiverged`, which loses the round, if the run is to continue.
         """
-        lacking = any(member.head for member in self.federation.roster.values())
-        if (where := not_finite(state, before, lacking=lacking)) is None:
+        if (where := not_finite(state, before, lacking=self._lacking)) is None:
             return
         found = f"the server's state diverged: {where}"
         if self._drop_diverged:
@@ -389,6 +388,11 @@ class Engine:
 
     def _inference_message(self, state: Any, client: ClientId) -> Message:
         return self.method.inference_message(state, client, self.server(0))
+
+    @cached_property
+    def _lacking(self) -> bool:
+        """Whether there are clients that have no outputs for some classes."""
+        return any(member.head for member in self.federation.roster.values())
 
     @property
     def _may_lose_rounds(self) -> bool:

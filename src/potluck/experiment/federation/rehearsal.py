@@ -28,7 +28,7 @@ def rehearse(federation: Federation, *, common_test: bool = True) -> None:
         ConfigError: an architecture raises on its inputs, or does not return finite logits (batch, classes), or has
             no gradient.
     """
-    trained = {site.architecture: site.train for site in federation.sites.values() if _is_here(site.train)}
+    trained = {site.architecture: site.train for site in federation.looked_at.values() if _is_here(site.train)}
     for name, examples in sorted(trained.items()):
         _Rehearsal(federation, name, _two_of(examples)).execute(trains=True)
     _rehearse_other_shapes(federation, trained, common_test)
@@ -57,7 +57,7 @@ def _rehearse_other_shapes(federation: Federation, trained: Mapping[str, Example
 
 def _to_read(federation: Federation, names: Iterable[str], common_test: bool) -> Iterator[tuple[str, Examples, str]]:
     """Each architecture with the examples that it will have to read, and whose they are."""
-    here = {client: site for client, site in sorted(federation.sites.items()) if _is_here(site.train)}
+    here = {client: site for client, site in sorted(federation.looked_at.items()) if _is_here(site.train)}
     for client, site in here.items():
         for part, examples in (("training", site.train), ("validation", site.validation), ("test", site.test)):
             yield site.architecture, examples, f"of client {client}'s {part} part"

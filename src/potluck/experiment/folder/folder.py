@@ -157,7 +157,8 @@ def _cautions(assembly: Assembly, experiment: Experiment) -> dict[str, list[str]
 def _partition(assembly: Assembly) -> PartitionRecord | None:
     """How the classes are divided among clients; None without labels, and for clients on other machines."""
     task, classes = assembly.federation.task, len(assembly.classes)
-    if not task.has_labels or not classes or not assembly.here:
+    everybody = len(assembly.federation.looked_at) == len(assembly.federation.sites)
+    if not task.has_labels or not classes or not assembly.here or not everybody:
         return None
     sites = [site for _, site in sorted(assembly.federation.sites.items())]
     return PartitionRecord([_class_counts(site.train, task, classes) for site in sites])

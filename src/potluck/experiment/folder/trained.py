@@ -84,8 +84,8 @@ class Trained:
             ConfigError: there is no such client.
         """
         if client is None:
-            found = [self.federation.test, *(site.test for site in self.federation.sites.values())]
-            found += [site.train for site in self.federation.sites.values()]
+            sites = self.federation.looked_at.values()
+            found = [self.federation.test, *(site.test for site in sites), *(site.train for site in sites)]
         else:
             site = self.federation.sites[client]
             found = [site.test, self.federation.test, site.validation, site.train]

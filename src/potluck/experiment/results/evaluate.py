@@ -1,6 +1,6 @@
 """Evaluation of every client's model, on its own test part and on the common test set, and of the global model."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from statistics import fmean, pstdev
@@ -107,9 +107,14 @@ class Evaluation:
 
 
 def evaluate(
-    engine: Engine, state: Any, *, round_number: int = 0, common_test: bool = True, without: Collection[ClientId] = ()
+    engine: Engine,
+    state: Any,
+    *,
+    round_number: int = 0,
+    common_test: bool = True,
+    clients: Sequence[ClientId] | None = None,
 ) -> Evaluation:
-    """Evaluate every client's inference model, and the global model; each distinct one once on the common test set.
+    """Evaluate clients' inference models, and the global model; each distinct one once on the common test set.
 
     Clients on other machines may lie. Their results count for themselves alone, and the global model is evaluated here.
 
@@ -118,7 +123,7 @@ def evaluate(
         state: the method's state after the round to evaluate.
         round_number: the round's number, for the records.
         common_test: whether to evaluate each client's model on the common test set too.
-        without: clients that are left out, such as those that lie.
+        clients: those that are evaluated; None for all.
     """
     federation = engine.federation
     task = federation.task
@@ -127,13 +132,13 @@ def evaluate(
     parts: tuple[EvaluatedPart, ...] = (
         ("own", "validation") if trusted or not common else ("own", "validation", "common")
     )
-    asked = [client for client in federation.sites if client not in without]
+    asked = list(federation.sites) if clients is None else list(clients)
     first = engine.evaluate(state, dict.fromkeys(asked, parts))
     by_model = _common_sums(engine, state, first) if common and trusted else {}
     common_values = {model: task.values(sums) for model, sums in by_model.items()}
     scores: list[ClientRecord] = []
     for result in first:
-        site = federation.sites[result.client]
+        known = federation.outline(result.client)
         found = {_MEASURES[part]: task.values(sums) for part, sums in result.sums.items()}
         if result.model in common_values:
             found["common"] = common_values[result.model]
@@ -141,10 +146,10 @@ def evaluate(
         scores.append(
             ClientRecord(
                 round=round_number,
-                client=site.id,
-                architecture=federation.base_of(site.architecture),
-                examples_train=len(site.train),
-                examples_test=len(site.test),
+                client=result.client,
+                architecture=federation.base_of(known.architecture),
+                examples_train=known.train,
+                examples_test=known.test,
                 accuracy_personal=accuracies.get("personal", {}).get(ACCURACY.name),
                 accuracy_common=accuracies.get("common", {}).get(ACCURACY.name),
                 accuracy_validation=accuracies.get("validation", {}).get(ACCURACY.name),

@@ -391,12 +391,12 @@ class Run:
             )
 
     def _evaluate(self, number: int) -> Evaluation:
-        clients = [client for client in self._engine.federation.sites if client not in self._liars]
-        common = self._config.common_test
+        honest = [client for client in self._engine.federation.sites if client not in self._liars]
+        clients, common = self._config.evaluated(honest, number), self._config.common_test
 
         def once() -> Evaluation:
             self._audience.on_evaluation_start(EvaluationStart(number, len(clients)))
-            return evaluate(self._engine, self._state, round_number=number, common_test=common, without=self._liars)
+            return evaluate(self._engine, self._state, round_number=number, common_test=common, clients=clients)
 
         found = once() if self._engine.clock.virtual else self._attended(number, clients, once)
         self._audience.on_evaluation_end(found)
@@ -480,7 +480,7 @@ def _close(engine: Engine, process: int) -> None:
 def _one_class(federation: Federation) -> list[str]:
     """A note, if all training examples that are here are of one class."""
     seen: set[int] = set()
-    for site in federation.sites.values() if federation.task.has_classes else ():
+    for site in federation.looked_at.values() if federation.task.has_classes else ():
         seen.update(site.train.labels.unique().tolist())
         if len(seen) > 1:
             return []

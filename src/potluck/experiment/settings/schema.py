@@ -209,6 +209,7 @@ class RunConfig(Checked):
             them. Default: none of them stays. It needs a folder, and clients on this machine.
         attackers: clients that lie, for trying how well the method and its rule bear it. They are not evaluated,
             so that all scores are of honest clients.
+        evaluate_clients: how many clients are evaluated, drawn anew for each evaluation. Default: all.
     """
 
     rounds: _Count = 20
@@ -232,6 +233,7 @@ class RunConfig(Checked):
     budgets: tuple[Budget, ...] | None = None
     keep_every: _Count | None = None
     attackers: Attackers | None = None
+    evaluate_clients: _Count | None = None
 
     def __post_init__(self) -> None:
         alone = self.threads == 1 or self.executor != "workers"
@@ -266,12 +268,21 @@ class RunConfig(Checked):
 
     def cohort(self, ids: Sequence[ClientId], number: int) -> list[ClientId]:
         """A round's clients of these: uniform without replacement, the same for every method under one seed."""
-        return sorted(self.order(ids, number)[: self.cohort_size(len(ids))])
+        return sorted(self.order(ids, number, self.cohort_size(len(ids))))
 
-    def order(self, ids: Sequence[ClientId], number: int) -> list[ClientId]:
-        """All of these clients in an order of the round's, by which they are drawn."""
-        order = torch.randperm(len(ids), generator=fold_in(self.seed, "cohort", number).generator())
-        return [ids[index] for index in order.tolist()]
+    def order(self, ids: Sequence[ClientId], number: int, first: int | None = None) -> list[ClientId]:
+        """These clients, or the first few, in an order of the round's, by which they are drawn."""
+        return self._drawn("cohort", ids, number, first)
+
+    def evaluated(self, ids: Sequence[ClientId], number: int) -> Sequence[ClientId]:
+        """Those of these clients that are evaluated after a round."""
+        if self.evaluate_clients is None:
+            return ids
+        return sorted(self._drawn("evaluated", ids, number, self.evaluate_clients))
+
+    def _drawn(self, what: str, ids: Sequence[ClientId], number: int, first: int | None) -> list[ClientId]:
+        order = torch.randperm(len(ids), generator=fold_in(self.seed, what, number).generator())
+        return [ids[index] for index in order[:first].tolist()]
 
     def course(self, fleet: Fleet) -> Timeline:
         """A run's course by its twin's clock, from the start."""
