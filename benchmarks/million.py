@@ -1,6 +1,6 @@
 """A million clients with states of their own, of five architectures, a thousand of them a round.
 
-    python benchmarks/million.py [--clients 1000000] [--rounds 1000] [--cohort 1000] [--method fedproto] [--to FOLDER]
+    python benchmarks/million.py [--clients 1000000] [--rounds 1000] [--cohort 1000] [--method fd] [--to FOLDER]
 
 Each client has twenty examples for training and ten for tests, made from its number when it is asked, and a network of
 about 500 to 2,000 weights that it keeps. Of all clients as many as are in a round are evaluated at the end. Every
@@ -108,7 +108,7 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=1_000_000)
     parser.add_argument("--rounds", type=int, default=1000)
     parser.add_argument("--cohort", type=int, default=1000)
-    parser.add_argument("--method", default="fedproto")
+    parser.add_argument("--method", default="fd")
     parser.add_argument("--executor", default="auto")
     parser.add_argument("--to", type=Path, help="the run's folder; by default a temporary one")
     parser.add_argument("--json", type=Path, help="where the readings go")
