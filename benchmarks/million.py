@@ -1,6 +1,6 @@
 """A million clients with states of their own, of five architectures, a thousand of them a round.
 
-    python benchmarks/million.py [--clients 1000000] [--rounds 1000] [--cohort 1000] [--method fd] [--to FOLDER]
+    python benchmarks/million.py [--clients 1000000] [--rounds 1000] [--cohort 1000] [--method fedproto] [--to FOLDER]
 
 Each client has twenty examples for training and ten for tests, made from its number when it is asked, and a network of
 about 500 to 2,000 weights that it keeps. Of all clients as many as are in a round are evaluated at the end. Every
@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 from speed.machine import Processes, describe
+from torch import nn
 
 from potluck.core.federation import Federation, Outline, Site, SitesOnDemand
 from potluck.core.ground.rng import fold_in
@@ -31,17 +32,19 @@ from potluck.experiment.running.run import Run
 from potluck.experiment.settings.schema import RunConfig
 from potluck.experiment.watching.observers import Observer
 from potluck.methods import get_method
-from potluck.models.mlp import mlp2, mlp3, mlp4
 from potluck.records import RoundRecord
 
 CLASSES, FEATURES, TRAIN, TEST = 4, 16, 20, 10
-BUILDERS = {
-    "mlp2-14": partial(mlp2, CLASSES, (FEATURES,), width=14),
-    "mlp3-14": partial(mlp3, CLASSES, (FEATURES,), width=14),
-    "mlp4-14": partial(mlp4, CLASSES, (FEATURES,), width=14),
-    "mlp3-20": partial(mlp3, CLASSES, (FEATURES,), width=20),
-    "mlp4-24": partial(mlp4, CLASSES, (FEATURES,), width=24),
-}
+EMBEDDED = 12
+
+
+def network(width: int) -> nn.Module:
+    """A network of 29 weights for each unit of its width, and 64 more."""
+    body = nn.Linear(FEATURES, width), nn.ReLU(), nn.Linear(width, EMBEDDED), nn.ReLU()
+    return nn.Sequential(*body, nn.Linear(EMBEDDED, CLASSES))
+
+
+BUILDERS = {f"width {width}": partial(network, width) for width in (16, 24, 36, 48, 58)}
 NAMES = list(BUILDERS)
 EVERY = 20  # rounds
 BOUNDARY = torch.randn(FEATURES, CLASSES, generator=fold_in(0, "boundary").generator())
@@ -108,7 +111,7 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=1_000_000)
     parser.add_argument("--rounds", type=int, default=1000)
     parser.add_argument("--cohort", type=int, default=1000)
-    parser.add_argument("--method", default="fd")
+    parser.add_argument("--method", default="fedproto")
     parser.add_argument("--executor", default="auto")
     parser.add_argument("--to", type=Path, help="the run's folder; by default a temporary one")
     parser.add_argument("--json", type=Path, help="where the readings go")
