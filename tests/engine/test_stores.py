@@ -255,7 +255,7 @@ def test_segments_of_other_states_are_refused(tmp_path):
     first = store.save()
     store.write(0, b"one")
     second = store.save()
-    with pytest.raises(CheckpointError, match="are not those of the checkpoint"):
+    with pytest.raises(CheckpointError, match="are not what the checkpoint says"):
         ClientStore(tmp_path).restore(Layout(second.states, first.segments))
 
 

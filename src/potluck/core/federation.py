@@ -302,7 +302,7 @@ class Federation:
 
     def _known_inputs(self, *common: Examples | None) -> list[Examples]:
         """The first client's examples and these, as far as they are on this machine."""
-        first = [site.train for site in self.sites.values()][:1]
+        first = [site.train for site in self.looked_at.values()][:1]
         return [*first, *(examples for examples in common if examples is not None)]
 
     @cached_property

@@ -137,8 +137,8 @@ class Segments:
             self.append((client, self.read(self.places[client])) for client in here)
             del self._lengths[number], self._current[number]
 
-    def restore(self, lengths: Mapping[str, int]) -> None:
-        """Start from segments up to these lengths, every record of which is checked.
+    def restore(self, lengths: Mapping[str, int], states: str) -> None:
+        """Start from segments up to these lengths, every record of which is checked, and all by their digest.
 
         Raises:
             CheckpointError: a file is missing or damaged; nothing is changed.
@@ -149,6 +149,10 @@ class Segments:
             found._lengths[number] = length
             for client, place in _scanned(self._folder / name, number, length):
                 found._set(client, place, number)
+        if found.states != states:
+            raise CheckpointError(
+                f"{self._folder}: clients' states are not what the checkpoint says; it cannot be resumed"
+            )
         self.places, self._lengths, self._current = found.places, found._lengths, found._current
         self._gone, self._states = found._gone, found._states
         self._last = None  # what is appended goes to another segment: this one may go on with what does not count

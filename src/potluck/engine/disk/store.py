@@ -216,11 +216,7 @@ class ClientStore:
         Raises:
             CheckpointError: a file is missing or damaged; nothing is changed.
         """
-        self._segments.restore(layout.segments)
-        if self._segments.states != layout.states:
-            raise CheckpointError(
-                f"{self._folder}: clients' states are not what the checkpoint says; it cannot be resumed"
-            )
+        self._segments.restore(layout.segments, layout.states)
         self._memory.clear()
         self._memory_bytes = 0
         self._changed.clear()
