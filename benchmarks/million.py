@@ -24,7 +24,7 @@ import torch
 from speed.machine import Processes, describe
 from torch import nn
 
-from potluck.core.federation import Federation, Outline, Site, SitesOnDemand
+from potluck.core.federation import Federation, Site, SitesOnDemand
 from potluck.core.ground.rng import fold_in
 from potluck.core.requests.examples import Examples
 from potluck.core.requests.fit import LocalTraining
@@ -50,9 +50,9 @@ EVERY = 20  # rounds
 BOUNDARY = torch.randn(FEATURES, CLASSES, generator=fold_in(0, "boundary").generator())
 
 
-def outline(client: int) -> Outline:
-    """What is known of a client."""
-    return Outline(NAMES[client % len(NAMES)], TRAIN, 0, TEST)
+def architecture(client: int) -> str:
+    """The name of a client's network."""
+    return NAMES[client % len(NAMES)]
 
 
 def make(client: int) -> Site:
@@ -62,7 +62,7 @@ def make(client: int) -> Site:
     whole = Examples(inputs, (inputs @ BOUNDARY).argmax(1))
     places = torch.arange(TRAIN + TEST)
     train, none, test = whole.take(places[:TRAIN]), whole.take(places[:0]), whole.take(places[TRAIN:])
-    return Site(client, NAMES[client % len(NAMES)], train, none, test)
+    return Site(client, architecture(client), train, none, test)
 
 
 class Watching(Observer):
@@ -91,7 +91,7 @@ class Watching(Observer):
 
 def run_of(options: argparse.Namespace, folder: Path, rounds: int) -> Run:
     """The run in a folder."""
-    sites = SitesOnDemand(options.clients, outline, make)
+    sites = SitesOnDemand(options.clients, make, architecture=architecture, train=TRAIN, test=TEST)
     federation = Federation(sites, BUILDERS, NAMES[0], CLASSES)
     training = LocalTraining("sgd", lr=0.05, epochs=1, batch_size=10)
     config = RunConfig(

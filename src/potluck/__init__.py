@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from potluck.api.run import resume as resume
     from potluck.api.run import run as run
     from potluck.core.federation import Federation as Federation
-    from potluck.core.federation import Outline as Outline
     from potluck.core.federation import Site as Site
     from potluck.core.federation import SitesOnDemand as SitesOnDemand
     from potluck.core.ground.errors import ConfigError as ConfigError
@@ -49,7 +48,6 @@ _HOMES = {
     "PotluckWarning": "core.ground.errors",
     "Examples": "core.requests.examples",
     "Federation": "core.federation",
-    "Outline": "core.federation",
     "Site": "core.federation",
     "SitesOnDemand": "core.federation",
     "RunConfig": "experiment.settings.schema",

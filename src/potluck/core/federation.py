@@ -78,17 +78,36 @@ class Outline:
 class SitesOnDemand(Mapping[ClientId, Site]):
     """Sites that are made each time they are asked for, and not kept: for more clients than memory has room for.
 
-    Before a run one client of each architecture is looked at; the others' data are checked when they are made.
+    Before a run one client of each architecture is looked at; the others' data are checked when they are made. What is
+    known of clients without their data is one value for all, or a function of a client's number, which is asked often.
 
     Args:
         clients: how many there are; they are numbered from 0.
-        outline: what is known of a client without its data; it is asked often.
         make: a client's site, by its number alone, the same each time.
+        architecture: name of a client's model.
+        train: the number of examples that it trains on.
+        validation: of those for model selection.
+        test: of those that its model is evaluated on.
+        capacity: share of the full model that it can train.
     """
 
-    def __init__(self, clients: int, outline: Callable[[ClientId], Outline], make: Callable[[ClientId], Site]) -> None:
+    def __init__(
+        self,
+        clients: int,
+        make: Callable[[ClientId], Site],
+        *,
+        architecture: str | Callable[[ClientId], str],
+        train: int | Callable[[ClientId], int],
+        validation: int | Callable[[ClientId], int] = 0,
+        test: int | Callable[[ClientId], int] = 0,
+        capacity: float | Callable[[ClientId], float] = 1.0,
+    ) -> None:
         self._clients, self._make = range(clients), make
-        self.outline = outline
+        self._known = architecture, train, validation, test, capacity
+
+    def outline(self, client: ClientId) -> Outline:
+        """What is known of a client without its data."""
+        return Outline(*(known(client) if callable(known) else known for known in self._known))  # pyright: ignore[reportArgumentType]
 
     def __getitem__(self, client: ClientId) -> Site:
         """The client's site, made anew.

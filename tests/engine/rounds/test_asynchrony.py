@@ -11,6 +11,7 @@ from potluck.core.ground.errors import ConfigError
 from potluck.core.message import Message
 from potluck.core.method import Method, on_client
 from potluck.core.requests.examples import Examples
+from potluck.engine.disk.store import Layout
 from potluck.engine.rounds.asynchrony.asking import NotOneAsk, first_ask, rest_of_round
 from potluck.engine.rounds.asynchrony.rules import Asynchrony, blend
 from potluck.engine.rounds.engine import Engine
@@ -164,7 +165,7 @@ def test_another_engine_goes_on_from_what_was_under_way():
         second = engine(rule)
         second.start()
         second.asynchronous.go_on(first.asynchronous.state(), Place)
-        second.store.restore({})
+        second.store.restore(Layout())
         for id in IDS:
             if (record := first.store.read(id)) is not None:
                 second.store.write(id, record)

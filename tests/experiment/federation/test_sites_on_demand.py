@@ -25,8 +25,11 @@ def on_demand(federation, made=None, **changes):
             made[client] += 1
         return {**federation.sites, **changes.get("sites", {})}[client]
 
-    known = {client: Outline.of(site) for client, site in federation.sites.items()}
-    return replace(federation, sites=SitesOnDemand(len(known), known.__getitem__, make))
+    def known(name):
+        return lambda client: getattr(Outline.of(federation.sites[client]), name)
+
+    facts = {name: known(name) for name in ("architecture", "train", "capacity")}
+    return replace(federation, sites=SitesOnDemand(len(federation.sites), make, validation=16, test=32, **facts))
 
 
 def play(federation, folder, **settings):
