@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from weakref import WeakSet
 
 from potluck.core.federation import ClientId
@@ -127,7 +127,10 @@ def _told(where: Any) -> Any:
 
 
 def _heard(where: Any) -> Any:
-    return Place(*where[:3], bytes.fromhex(where[3])) if isinstance(where, list) else where
+    if not isinstance(where, list):
+        return where
+    segment, offset, size, of_record = cast("list[Any]", where)
+    return Place(segment, offset, size, bytes.fromhex(of_record))
 
 
 class ClientStore:

@@ -440,6 +440,7 @@ class Run:
         if validation is not None and metric.better(validation, best):
             best, best_round = validation, record.round
         extents = self._records.sync()
+        before = self._engine.outliers.before if self._engine.outliers else None
         every = self._config.keep_every
         self._last = self._checkpoints.save(
             record.round,
@@ -449,7 +450,7 @@ class Run:
             extents,
             self._settings,
             undo,
-            mark=self._engine.outliers.before.mark if undo and self._engine.outliers else None,
+            mark=before.mark if undo is not None and before is not None else None,
             keep=every is not None and record.round % every == 0,
             under_way=self._engine.asynchronous.state() if self._engine.asynchronous else None,
         )
