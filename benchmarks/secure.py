@@ -24,7 +24,7 @@ from potluck.secure.coverage import Coverage, Summand, piece_shape
 from potluck.secure.fixed import FixedPoint
 from potluck.secure.server import SecureServer
 from potluck.secure.steps import ANSWERS
-from potluck.testing.summing import Addend, answered, joined, new_identities, public_keys
+from potluck.testing.summing import Addend, answered, half_of, new_identities, public_keys
 
 PAGE = Path(__file__).parent / "results" / "secure.md"
 SHARES = (1.0, 0.5, 0.25)  # of the width
@@ -61,7 +61,7 @@ def measured(clients: int, numbers: int) -> dict[str, Any]:
             of_server += time.process_time() - start
             start = time.process_time()
             if server.step == 0:
-                halves[client] = joined(request, client, identities)
+                halves[client] = half_of(request, client, identities)
             answer = answered(halves[client], server.step, request, addends[client])
             of_client[name] += time.process_time() - start
             count[name] += 1

@@ -18,7 +18,7 @@ from potluck.secure.masks import public_half, sealed_box
 from potluck.secure.server import SecureServer
 from potluck.secure.shamir import secret_from
 from potluck.secure.steps import as_bytes, as_tensor, ids
-from potluck.testing.summing import answered, joined, public_keys
+from potluck.testing.summing import answered, half_of, public_keys
 
 CLIENTS = 7  # of which five must be there, so that two help the server in vain
 ALL = Coverage({"w": Summand((64,))}, [{"w": whole_piece((64,))}], dict.fromkeys(range(CLIENTS), 0))
@@ -52,7 +52,7 @@ class Played:
     def answer(self, client, request, step=None):
         step = self.server.step if step is None else step
         if step == 0:
-            self.halves[client] = joined(request, client, self.one.identities)
+            self.halves[client] = half_of(request, client, self.one.identities)
         return answered(self.halves[client], step, request, self.one.addends[client])
 
     def refused_by(self, requests, told):
@@ -75,7 +75,7 @@ def test_a_client_refuses_a_round_with_a_key_that_is_no_peers(trial):
     other = Agreement("tried", 1, swapped, ALL, one.agreement.numbers)
     for client in range(CLIENTS):
         with refuses("another key for client 3" if client == 3 else "not among the peers .* owner: 3"):
-            joined(other.encode(), client, one.identities)
+            half_of(other.encode(), client, one.identities)
 
 
 def test_a_client_refuses_a_key_for_masks_that_its_client_did_not_sign(play):
@@ -91,7 +91,7 @@ def test_a_client_refuses_a_key_for_masks_that_its_client_did_not_sign(play):
 def test_a_client_refuses_keys_that_were_signed_for_another_round(trial):
     one = trial(CLIENTS, ALL)
     next_round = Agreement("tried", 2, one.agreement.keys, ALL, one.agreement.numbers)
-    old, new = Played(one, 1), joined(next_round.encode(), 0, one.identities)
+    old, new = Played(one, 1), half_of(next_round.encode(), 0, one.identities)
     new.keys()
     with refuses("signature is not its own, or of something else"):
         new.boxes(old.server.request(0))
@@ -223,7 +223,7 @@ def test_clients_that_were_told_different_coverage_refuse_each_others_keys(trial
     two_kinds = [{"w": whole_piece((64,))}, {"w": (((0, 32),),)}]
     other = Coverage(ALL.summands, two_kinds, {client: int(client > 2) for client in range(CLIENTS)})
     versions = [Agreement("tried", 1, one.agreement.keys, coverage, one.agreement.numbers) for coverage in (ALL, other)]
-    halves = {client: joined(versions[client % 2].encode(), client, one.identities) for client in range(CLIENTS)}
+    halves = {client: half_of(versions[client % 2].encode(), client, one.identities) for client in range(CLIENTS)}
     keys = {client: Message.decode(half.keys()) for client, half in halves.items()}
     columns = {
         "masks": torch.stack([keys[client]["mask"] for client in keys]),
@@ -246,6 +246,44 @@ def test_clients_that_were_told_different_lists_of_keys_open_no_boxes(play):
     rows = [Message.decode(played.server._answers[1][sender])["boxes"][0] for sender in range(1, CLIENTS - 1)]
     with refuses("0 of 5 boxes open; the others may have been told something else"):
         played.answer(0, Message(clients=ids(range(CLIENTS - 1)), boxes=torch.cat(rows)).encode(), 2)
+
+
+def test_a_client_that_was_shown_fewer_boxes_has_nobody_who_takes_its_masks_off(play):
+    """Client 0 is told that 3 and 6 sent no boxes, so that 1, 2 and the helpers 4, 5 alone mask with it.
+
+    If all others told 1 and 2 to have left, the server would have all masks of client 0.
+    """
+    played = play(2)
+    full = {client: played.server.request(client) for client in range(CLIENTS)}
+    shown = [0, 1, 2, 4, 5]
+    size = steps.box_bytes(played.one.agreement, 1, frozenset(range(CLIENTS)))
+    boxes = dict(zip(range(1, CLIENTS), Message.decode(full[0])["boxes"].split(size), strict=True))
+    fewer = Message(clients=ids(shown), boxes=torch.cat([boxes[one] for one in shown[1:]])).encode()
+    for client in range(CLIENTS):
+        played.answer(client, fewer if client == 0 else full[client])
+    without = Message(clients=ids([0, 3, 4, 5, 6])).encode()
+    signers = {client: Message.decode(played.answer(client, without, 3))["signature"] for client in (3, 4, 5, 6)}
+    with refuses("expected some of the clients of the step before"):
+        played.answer(0, without, 3)  # it knows nothing of 3 and 6, and would be the fifth to sign
+    few = Message(clients=ids(signers), signatures=torch.stack([*signers.values()])).encode()
+    assert said(played.answer, 3, few, 4).endswith("expected 5 to 7")
+
+
+def test_a_signature_is_of_the_boxes_that_were_shown_too(play):
+    played = play(2)
+    full = {client: played.server.request(client) for client in range(CLIENTS)}
+    shown = [0, 1, 2, 4, 5]
+    size = steps.box_bytes(played.one.agreement, 1, frozenset(range(CLIENTS)))
+    boxes = dict(zip(range(1, CLIENTS), Message.decode(full[0])["boxes"].split(size), strict=True))
+    fewer = Message(clients=ids(shown), boxes=torch.cat([boxes[one] for one in shown[1:]])).encode()
+    survivors = Message(clients=ids(shown)).encode()
+    signatures = []
+    for client in shown:
+        played.answer(client, fewer if client == 0 else full[client])
+        signatures.append(Message.decode(played.answer(client, survivors, 3))["signature"])
+    listed = Message(clients=ids(shown), signatures=torch.stack(signatures)).encode()
+    assert "client 0's signature is not its own, or of something else" in said(played.answer, 1, listed, 4)
+    assert "client 1's signature is not its own, or of something else" in said(played.answer, 0, listed, 4)
 
 
 # It looks at what it has.
@@ -313,7 +351,7 @@ def test_the_server_refuses_keys_that_are_not_signed_or_hide_nothing(play):
         server.take(2, Message(mask=as_tensor(weak), box=as_tensor(weak), signature=as_tensor(signature)).encode())
     server.take(0, honest.encode())
     with refuses("client 0 has answered otherwise before"):
-        server.take(0, joined(server.request(0), 0, played.one.identities).keys())
+        server.take(0, half_of(server.request(0), 0, played.one.identities).keys())
     with refuses("which is not asked at this step"):
         server.take(CLIENTS, honest.encode())
     assert server.answered == {0}

@@ -14,7 +14,7 @@ from potluck.secure.agreement import LEAST, Agreement, SecureRefusal
 from potluck.secure.coverage import Coverage, Summand, whole_piece
 from potluck.secure.fixed import FixedPoint
 from potluck.secure.server import SecureServer
-from potluck.testing.summing import Addend, answered, joined, secure_round
+from potluck.testing.summing import Addend, answered, half_of, secure_round
 
 
 def plain(agreement, addends, survivors):
@@ -96,7 +96,7 @@ def test_a_client_that_is_asked_again_says_the_same_again(trial):
         for client in server.asked:
             request, step = server.request(client), server.step
             if step == 0:
-                halves[client] = joined(request, client, one.identities)
+                halves[client] = half_of(request, client, one.identities)
             first, second = (answered(halves[client], step, request, one.addends[client]) for _ in range(2))
             assert first == second
             server.take(client, first)
@@ -110,7 +110,7 @@ def test_numbers_beyond_the_largest_are_clipped_by_their_client_which_counts_the
     one.addends[1] = Addend({"w": torch.tensor([1.0, -9.0, 1e9, 8.0])})
     sums = secure_round(one.agreement, one.identities, one.addends)
     check_plain(one, sums)
-    half = joined(one.agreement.encode(), 1, one.identities)
+    half = half_of(one.agreement.encode(), 1, one.identities)
     half._boxed = frozenset(range(3))
     half._units(one.addends[1].values, 1, {})
     assert half.clipped == 2
@@ -190,10 +190,10 @@ def test_with_too_few_left_nothing_is_summed_and_one_line_says_so(trial, step):
 def test_what_was_saved_is_read_or_refused(trial):
     one = trial(3)
     server = SecureServer(one.agreement)
-    server.take(1, joined(server.request(1), 1, one.identities).keys())
+    server.take(1, half_of(server.request(1), 1, one.identities).keys())
     data = server.save()
     assert SecureServer.restored(data).answered == {1}
-    for wrong in (b"", data[:-1], data[: len(data) // 2], joined(server.request(1), 1, one.identities).keys()):
+    for wrong in (b"", data[:-1], data[: len(data) // 2], half_of(server.request(1), 1, one.identities).keys()):
         with pytest.raises(WireError):
             SecureServer.restored(wrong)
 

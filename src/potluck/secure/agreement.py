@@ -23,7 +23,7 @@ from potluck.secure.masks import KEY_BYTES, hashed
 LEAST = 3
 """The least number of clients whose numbers are summed. What fewer cover stays with them."""
 
-MOST_CLIENTS = 10_000
+LARGEST_COHORT = 10_000
 _LONGEST = 200  # characters of a run's name
 _MOST_ROUNDS = 2**40
 
@@ -58,8 +58,8 @@ class Agreement:
     def __post_init__(self) -> None:
         if self.least < LEAST:
             raise ConfigError(f"secure sums: found sums over {self.least} clients; expected at least {LEAST}")
-        if not self.least <= len(self.keys) <= MOST_CLIENTS:
-            expected = f"at least {self.least} and at most {MOST_CLIENTS:,}"
+        if not self.least <= len(self.keys) <= LARGEST_COHORT:
+            expected = f"at least {self.least} and at most {LARGEST_COHORT:,}"
             raise ConfigError(f"secure sums: found {len(self.keys)} clients; expected {expected}")
         if list(self.keys) != sorted(self.coverage.kinds):
             raise ConfigError(

@@ -18,7 +18,7 @@ from potluck.secure.masks import KEY_BYTES, both_know, key_for, opened_box, publ
 from potluck.secure.shamir import SHARE_BYTES, secret_shares
 from potluck.secure.steps import ClientSet, as_bytes, as_tensor, ids, message_in
 
-Shares = dict[ClientId, list[bytes]]
+HeldShares = dict[ClientId, list[bytes]]
 """By client, the shares of its secret and of its seeds that this one holds."""
 
 
@@ -67,7 +67,7 @@ class SecureClient:
         self._masks: dict[ClientId, bytes] = {}  # the others' public keys
         self._boxes: dict[ClientId, bytes] = {}
         self._seeds: dict[int, bytes] = {}
-        self._shares: Shares = {}
+        self._shares: HeldShares = {}
 
     def keys(self) -> bytes:
         """Step 1: its public keys, signed."""

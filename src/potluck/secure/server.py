@@ -88,7 +88,7 @@ class SecureServer:
         self.step = 0
         self._answers: list[dict[ClientId, bytes]] = [{}]
         self._read: dict[ClientId, Message] = {}  # the answers of the step before, as far as they were read
-        self._key_list = self._session = b""
+        self._for_all = self._key_list = self._session = b""
         self._masks: dict[ClientId, bytes] = {}  # public keys
 
     @property
@@ -110,17 +110,10 @@ class SecureServer:
 
     def request(self, client: ClientId) -> bytes:
         """What a client is to be sent at this step."""
-        if self.step == 0:
-            return self.agreement.encode()
-        if self.step == 1:
-            return self._key_list
         if self.step == 2:
             return self._box_list(client)
-        if self.step == 3:
-            return Message(clients=ids(self._there(2))).encode()
-        signers = self._there(3)
-        signatures = [self._before(one)["signature"] for one in sorted(signers)]
-        return Message(clients=ids(signers), signatures=torch.stack(signatures)).encode()
+        self._for_all = self._for_all or self._request_for_all()
+        return self._for_all
 
     def take(self, client: ClientId, answer: bytes) -> None:
         """Take a client's answer to this step's request.
@@ -148,7 +141,7 @@ class SecureServer:
         if there < needed:
             found = f"{there} of {len(self.agreement.keys)} clients sent {ANSWERS[self.step]}"
             raise SecureRefusal(f"secure sums: {found}, and {needed} must; nothing is summed in this round")
-        self._read = {}
+        self._read, self._for_all = {}, b""
         self.step += 1
         self._answers.append({})
         if self.step == 1:
@@ -202,6 +195,18 @@ class SecureServer:
 
     def _there(self, step: int) -> ClientSet:
         return frozenset(self._answers[step])
+
+    def _request_for_all(self) -> bytes:
+        """What all are sent at this step."""
+        if self.step == 0:
+            return self.agreement.encode()
+        if self.step == 1:
+            return self._key_list
+        if self.step == 3:
+            return Message(clients=ids(self._there(2))).encode()
+        signers = self._there(3)
+        signatures = [self._before(one)["signature"] for one in sorted(signers)]
+        return Message(clients=ids(signers), signatures=torch.stack(signatures)).encode()
 
     def _form(self, client: ClientId) -> Schema:
         """What a client may answer at this step."""
@@ -348,7 +353,8 @@ class _Joined:
 
     def seeds(self, client: ClientId) -> dict[int, bytes]:
         """By block that is summed, the seed of a survivor's own mask, which its hash shows to be the right one."""
-        told = self._agreement.summed_of(client, self._survivors)
+        if not (told := self._agreement.summed_of(client, self._survivors)):
+            return {}
         hashes = self._server._answer(1, client)["hashes"]
         bound = dict(zip(self._agreement.summed_of(client, self._keyed), hashes, strict=True))
         seeds = dict(zip(told, self._joined(client, len(told)), strict=True))

@@ -40,7 +40,7 @@ def public_keys(identities: Identities) -> dict[ClientId, bytes]:
     return {client: key.public_key().public_bytes_raw() for client, key in identities.items()}
 
 
-def joined(agreement: bytes, client: ClientId, identities: Identities) -> SecureClient:
+def half_of(agreement: bytes, client: ClientId, identities: Identities) -> SecureClient:
     """A client's half, whose owner has the others on the list of peers."""
     return SecureClient(agreement, client, identities[client], frozenset(public_keys(identities).values()))
 
@@ -84,7 +84,7 @@ def secure_round(
                 continue
             request = server.request(client)
             if step == 0:
-                halves[client] = joined(request, client, identities)
+                halves[client] = half_of(request, client, identities)
             server.take(client, answered(halves[client], step, request, addends[client]))
             server = SecureServer.restored(server.save()) if stops else server
         server.close()
