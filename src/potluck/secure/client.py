@@ -1,5 +1,6 @@
 """A client's half of secure sums: what it answers at each step, and what it refuses."""
 
+import math
 import secrets
 from collections.abc import Callable, Collection, Mapping
 
@@ -158,7 +159,7 @@ class SecureClient:
                 raise SecureRefusal(f"it was asked for its {steps.ANSWERS[step]} before the step that comes first")
             given = answer()
         except Exception as error:
-            self._ended = str(error)
+            self._ended = str(error) or type(error).__name__
             raise
         self._given.append((request, given))
         return given
@@ -197,9 +198,8 @@ class SecureClient:
             mask, box, signature = map(as_bytes, row)
             steps.check_signature(agreement, client, signature, steps.keys_signed(agreement, client, mask, box), what)
             self._masks[client], self._boxes[client] = mask, box
-        if self._masks.get(self._client) != public_half(self._mask) or self._boxes[self._client] != public_half(
-            self._box
-        ):
+        own = public_half(self._mask), public_half(self._box)
+        if (self._masks.get(self._client), self._boxes.get(self._client)) != own:
             raise SecureRefusal(f"{what} lacks this client's own keys")
         return keyed
 
@@ -290,7 +290,7 @@ class SecureClient:
                     f"secure sums: {name} has {shape[0]} rows; expected a weight of each, found {len(rows)}"
                 )
             _check_weights(rows, 0, numbers.weight)
-            parts += [(units.reshape(len(rows), -1) * rows[:, None]).reshape(-1), rows]
+            parts += [(units.reshape(shape[0], math.prod(shape[1:])) * rows[:, None]).reshape(-1), rows]
         return np.concatenate(parts)
 
     def _make_signature(self, survivors: bytes) -> bytes:
@@ -324,5 +324,6 @@ class SecureClient:
 
 
 def _check_weights(weights: Units, least: int, most: int) -> None:
-    if len(weights) and not (least <= weights.min() and weights.max() <= most):
-        raise ValueError(f"secure sums: found a weight of {weights.max()}; expected {least} to {most:,}")
+    wrong = weights[(weights < least) | (weights > most)]
+    if len(wrong):
+        raise ValueError(f"secure sums: found a weight of {wrong[0]}; expected {least} to {most:,}")

@@ -131,12 +131,12 @@ class Coverage:
             return ()
         label = self._labels
         first = np.unique(label, return_index=True)[1]
-        covering = np.array([self._covers(kind)[first] for kind in range(len(self.pieces))]).reshape(-1, len(first))
+        covering = {kind: self._covers(kind)[first] for kind in self._used}
         order = np.argsort(label, kind="stable")
         ends = np.cumsum(np.bincount(label))[:-1]
         found: list[CoordinateBlock] = []
         for number, positions in enumerate(np.split(order, ends)):
-            clients = tuple(client for client, kind in sorted(self.kinds.items()) if covering[kind, number])
+            clients = tuple(client for client, kind in sorted(self.kinds.items()) if covering[kind][number])
             if clients:
                 found.append(CoordinateBlock(clients, positions, bool(self.by_client[positions].any())))
         return tuple(found)
@@ -165,10 +165,15 @@ class Coverage:
         return torch.from_numpy(numbers[start : start + shape[0]].copy()).view(-1, *[1] * (len(shape) - 1))
 
     @cached_property
+    def _used(self) -> list[int]:
+        """The kinds that clients are of."""
+        return sorted(set(self.kinds.values()))
+
+    @cached_property
     def _labels(self) -> Positions:
         """For each coordinate, a number that it has in common with those which the same kinds of clients cover."""
         label = np.zeros(self.size, np.int64)
-        for kind in range(len(self.pieces)):
+        for kind in self._used:
             label = np.unique(2 * label + self._covers(kind), return_inverse=True)[1].reshape(-1)
         return label
 
