@@ -12,7 +12,7 @@ import argparse
 import json
 import platform
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +50,7 @@ def measured(clients: int, numbers: int) -> dict[str, Any]:
     gone = int(0.3 * clients)
     leaving = {client: 1 + client % 2 for client in range(gone)}
     server, halves = SecureServer(agreement), dict[int, SecureClient]()
-    of_client, count, of_server, sent = Counter[str](), Counter[str](), 0.0, Counter[str]()
+    of_client, count, sent, of_server = defaultdict[str, float](float), Counter[str](), Counter[str](), 0.0
     while not server.done:
         name = ANSWERS[server.step]
         for client in server.asked:

@@ -269,7 +269,7 @@ class SecureClient:
         coverage, numbers = agreement.coverage, agreement.numbers
         pieces = coverage.pieces[coverage.kinds[self._client]]
         by_row = {name for name in pieces if coverage.summands[name].weighing == "row"}
-        if values.keys() != pieces.keys() or row_weights.keys() != by_row:
+        if values.keys() != pieces.keys() or set(row_weights) != by_row:
             raise ValueError(
                 "secure sums: expected the tensors of the agreement, and weights of rows where it has such"
             )

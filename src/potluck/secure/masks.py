@@ -1,7 +1,6 @@
 """Keys that two clients have in common, what they encrypt, and streams of words that look random without the key."""
 
 import hashlib
-from typing import cast
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
@@ -56,7 +55,7 @@ def stream(key: bytes, count: int, word: int) -> Words:
     """So many words that look random to whoever lacks the key, by AES in counter mode."""
     encryptor = Cipher(AES(key), CTR(bytes(16))).encryptor()
     data = encryptor.update(bytes(count * word // 8))
-    return cast(Words, np.frombuffer(data, dtype=f"<u{word // 8}"))
+    return np.frombuffer(data, dtype=f"<u{word // 8}")
 
 
 def hashed(*parts: bytes) -> bytes:
