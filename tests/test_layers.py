@@ -151,6 +151,13 @@ def test_liars_are_made_of_core_and_the_engine_and_only_runs_have_them():
     none_of(others, "potluck.attackers")
 
 
+def test_secure_sums_are_made_of_core_and_cryptography_and_only_what_tries_them_imports_them():
+    nothing_else(files("secure"), "torch", "numpy", "cryptography", "potluck.core", "potluck.secure")
+    none_of(
+        [path for path in files() if path.relative_to(ROOT).parts[0] not in ("secure", "testing")], "potluck.secure"
+    )
+
+
 def test_experiment_imports_neither_the_command_line_nor_analysis_nor_testing():
     none_of(files("experiment"), "potluck.cli", "potluck.analysis", "potluck.testing", "potluck.flower")
 
@@ -161,7 +168,8 @@ def test_recipes_read_results_and_nothing_but_the_command_line_imports_them():
 
 
 def test_testing_imports_what_it_tests():
-    only(files("testing"), "core", "parts", "engine", "methods", "models", "experiment", "records", "testing", "twin")
+    below = ("core", "parts", "engine", "methods", "models", "experiment", "records", "secure", "twin")
+    only(files("testing"), "testing", *below)
 
 
 def test_nothing_below_the_command_line_imports_it():
