@@ -166,12 +166,10 @@ class AsynchronousRounds:
         """The order, but first those that are asked anew, which is said once."""
         if not self._anew:
             return order
-        who = ", ".join(map(str, self._anew))
-        log.warning(
-            "round %d asks client%s %s anew, which had not answered when the run was stopped",
-            *(number, "s" * (len(self._anew) > 1), who),
-            extra=ON_SCREEN,
-        )
+        clients = f"client{'s' * (len(self._anew) > 1)} {', '.join(map(str, self._anew))}"
+        be, they = ("are", "they") if len(self._anew) > 1 else ("is", "it")
+        why = f"since {they} had not answered when the run was stopped"
+        log.warning("round %d: %s %s asked anew, %s", number, clients, be, why, extra=ON_SCREEN)
         first, self._anew = {*self._anew}, []
         return sorted(order, key=lambda client: client not in first)
 
