@@ -91,6 +91,8 @@ class RoundRecord:
         outlier: the client whose reply made all others diverge, so that the round was lost; absent if none is named.
         notes: numbers that the method reported: the server's by name, and as `clients/NAME` the mean over the clients
             that reported it; absent if there are none.
+        stale: of an asynchronous round, by client whose reply is stale, how many rounds have closed since it was asked;
+            absent if no reply is.
     """
 
     round: int
@@ -117,6 +119,7 @@ class RoundRecord:
     undone: int | None = None
     outlier: int | None = None
     notes: dict[str, float] | None = None
+    stale: dict[str, int] | None = None
 
     @property
     def evaluated(self) -> bool:

@@ -49,6 +49,10 @@ class TestWithFlower:
                 ["serve", "--insecure", "run.rounds_close.quorum=11"],
                 "quorum: expected at most the 10 of a cohort, found 11",
             ),
+            (
+                ["serve", "fedin", "--insecure", "run.rounds_close.asynchronous.rule=fedasync"],
+                "FedIN cannot have it: its messages differ from round to round (features)",
+            ),
             (["serve", "--insecure", "run.rounds_close.deadline=5"], "nearest: run.rounds_close.deadline_s"),
             (["serve", "--insecure", "--timeout", "1800"], "settings are keys: run.rounds_close.deadline_s=1800"),
             (["serve", "--insecure", "--patience", "60"], "settings are keys: run.rounds_close.patience_s=60"),

@@ -148,7 +148,6 @@ def test_a_method_that_cannot_have_it_is_refused_in_one_line_before_anything_tra
 @pytest.mark.parametrize(
     ("run", "expected"),
     [
-        ({"twin": None}, r"rounds_close\.asynchronous: expected none without run\.twin"),
         ({"rounds_close": {"asynchronous": RULES[0], "quorum": 2}}, "quorum: expected 1 where rounds are asynchronous"),
         ({"rounds_close": {"asynchronous": RULES[0], "over_select": 0.5}}, "over_select: expected 0 where rounds are"),
         ({"outlier_factor": 10.0}, "outlier_factor: expected 0 where rounds are asynchronous"),

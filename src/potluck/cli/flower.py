@@ -2,7 +2,7 @@
 
 import importlib.util
 import signal
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from potluck.experiment.folder.folder import new_folder
 from potluck.experiment.results.evaluate import Evaluation
 from potluck.experiment.results.result import Result
 from potluck.experiment.running.again import check_free
+from potluck.experiment.running.asynchrony import check_asynchronous_nodes
 from potluck.experiment.settings.presets import experiment_for
 from potluck.experiment.settings.resolve import resolve
 from potluck.experiment.settings.schema import Experiment
@@ -25,8 +26,11 @@ from potluck.experiment.watching.observers import RunStart
 from potluck.records import CHECKPOINT, CONFIG, LAST, Checkpoint, RoundRecord
 from potluck.seals import differences, what_matters
 
-_SERVED = {"tolerate_failures": "true", "outlier_factor": "100"}
-"""What holds of `run` if nothing else is said: nodes may fail, and may lie."""
+_SERVED = {"tolerate_failures": "true"}
+"""What holds of `run` if nothing else is said: nodes may fail,"""
+
+_COMPARED = {"outlier_factor": "100"}
+"""and may lie, which shows where replies can be compared."""
 
 
 def require_flower() -> None:
@@ -97,7 +101,9 @@ def host(
         raise ConfigError(f"{folder}: nodes without keys have no names by which to recognise them; start a new run")
     experiment = _experiment(target, assignments, folder)
     matched = common_classes(experiment)
-    assemble_server(experiment, matched)  # errors are reported before anything starts
+    base = assemble_server(experiment, matched)  # errors are reported before anything starts
+    if experiment.run.rounds_close.asynchronous and not (folder is not None and (folder / NODES).is_file()):
+        check_asynchronous_nodes(experiment, base)
     told(matched)
     run = new_folder(parent, experiment) if folder is None else folder
     if superlink is None:
@@ -176,13 +182,20 @@ def _experiment(target: str | None, assignments: Sequence[str], folder: Path | N
     if started is not None and target is None:
         check_free(f"--folder {folder}", assignments, "a new folder holds a run with another")
         return resolve(override(started.tree(), assignments), str(config))
-    unsaid = [f"run.{key}={value}" for key, value in _SERVED.items() if not _says(target, assignments, key)]
-    asked = experiment_for(target, [*assignments, *unsaid])
+    asked = experiment_for(target, [*assignments, *_unsaid(target, assignments, _SERVED)])
+    if asked.run.rounds_close.asynchronous is None:
+        served = {**_SERVED, **_COMPARED}
+        asked = experiment_for(target, [*assignments, *_unsaid(target, assignments, served)])
     if started is not None and differences(what_matters(started.settings()), what_matters(asked.settings())):
         raise ConfigError(
             f"{folder} was started with another configuration; resume it with: potluck serve --folder {folder}"
         )
     return asked
+
+
+def _unsaid(target: str | None, assignments: Sequence[str], served: Mapping[str, str]) -> list[str]:
+    """Assignments of what holds of `run` and is not said."""
+    return [f"run.{key}={value}" for key, value in served.items() if not _says(target, assignments, key)]
 
 
 def _says(target: str | None, assignments: Sequence[str], key: str) -> bool:

@@ -1,7 +1,7 @@
 """A virtual clock for a run: by it clients' devices are slow, away or late, whatever this machine takes."""
 
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from potluck.core.federation import ClientId
@@ -13,6 +13,7 @@ from potluck.engine.client.session import Answer
 from potluck.engine.executors import Executor, Pending
 from potluck.engine.executors.held import Held
 from potluck.engine.numerics.costs import Cost
+from potluck.engine.rounds.asynchrony.departures import Departures
 from potluck.engine.rounds.clock import Clock
 from potluck.twin.devices import MIB
 from potluck.twin.timeline import UNAWAITED, Errand, Timeline, Turn
@@ -123,6 +124,10 @@ class AsynchronousTwinClock(TwinClock):
     def due(self, client: ClientId) -> float:
         """When a client that is under way is done, or leaves."""
         return self._under_way[client].finish
+
+    def pass_time(self, departures: Departures, order: Sequence[ClientId]) -> ClientId | None:
+        """Let time pass until a client is done, and return it, or until another one is there."""
+        return departures.pass_time(order, self.course)
 
     def land(self, client: ClientId) -> None:
         """Note that a client is under way no more."""

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from potluck.core.federation import ClientId
 from potluck.engine.client.runtime import ClientRuntime, Job, Outcome
@@ -51,6 +51,22 @@ class Executor(Protocol):
 
     def close(self) -> None:
         """Release what `start` acquired."""
+
+
+@runtime_checkable
+class OneByOne(Executor, Protocol):
+    """Carries out jobs of which each can also begin, and end, on its own."""
+
+    def begin(self, host: ClientRuntime, task: Pending) -> None:
+        """Have a client begin a job, without waiting for it."""
+        ...
+
+    def ended(self, within_s: float) -> Outcome | None:
+        """The outcome of a job that was begun and has ended, each once, the first one first.
+
+        None if none ends within so many seconds.
+        """
+        ...
 
 
 class Inner(Executor, Protocol):

@@ -137,8 +137,12 @@ class Engine:
         return self._host
 
     def close(self) -> None:
-        """Close the executor; it starts again if needed."""
-        self.executor.close()
+        """Close the executor, which starts again if needed; whoever has not answered yet is not heard any more."""
+        try:
+            if self.asynchronous is not None:
+                self.asynchronous.abandon()
+        finally:
+            self.executor.close()
 
     def server(self, round_number: int) -> Server:
         """The server's half for one round; 0 for work outside of rounds, which has its own draws."""

@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -70,10 +71,20 @@ class Exchange:
         self._runtime, roster = lent.runtime, lent.dispatch.federation.roster
         self._failures: dict[ClientId, Failure] = {}
         self._sent: dict[ClientId, int] = {}  # bytes
+        self._recorded = ExitStack()  # of private releases, while somebody may still answer
+        self._begun: Iterator[Outcome] | None = None
         self._expected: dict[ClientId, Kind] = {
             client: lent.door.expected(handler.__name__, roster[client], message, place.server)
             for client, message in sorted(messages.items())
         }
+
+    def begin(self) -> None:
+        """Send the messages now; without it they are sent when the first reply is read."""
+        self._begun = self._asked()
+
+    def abandon(self) -> None:
+        """Listen to nobody any more: whoever has not answered may have released what it was asked for."""
+        self._recorded.close()
 
     def arriving(self) -> Arriving:
         """Send messages, run the handlers, commit the clients' states, and yield the replies one at a time."""
@@ -137,7 +148,7 @@ class Exchange:
         """The outcomes, with the replies that fit and do not stand out, or failures."""
 
         def admitted() -> Iterator[Admission]:
-            for outcome in self._outcomes():
+            for outcome in self._begun or self._asked():
                 yield outcome, self._admitted(outcome)
                 del outcome
 
@@ -161,20 +172,28 @@ class Exchange:
     def _refused(self, client: ClientId, misfit: Misfit) -> Failure:
         return refusal(client, self._runtime.full_name(self._handler.__name__), misfit)
 
-    def _outcomes(self) -> Iterator[Outcome]:
-        """The executor's outcomes as they arrive; their private releases are recorded first."""
+    def _asked(self) -> Iterator[Outcome]:
+        """Ask the clients; their private releases are recorded first. The outcomes follow as they arrive."""
         lent, place, name = self._lent, self._place, self._handler.__name__
         asked = self._messages if lent.private else ()
         attendance = Attendance(lent.tell, place.round, "training", place.exchange, name, len(self._messages))
-        with lent.ledger.exchange(asked) as note:
+        with ExitStack() as recorded:
+            note = recorded.enter_context(lent.ledger.exchange(asked))
             away = lent.clock.away(self._messages)
             handler, pending = self._runtime.full_name(name), self._pending(attendance, away)
-            for outcome in lent.clock.outcomes(lent.executor, self._runtime, pending, away, handler, self._sent):
-                outcome = self._counted(outcome) if asked else outcome
-                note(outcome)
-                attendance.note(outcome)
-                yield outcome
-                del outcome
+            outcomes = lent.clock.outcomes(lent.executor, self._runtime, pending, away, handler, self._sent)
+            self._recorded = recorded.pop_all()
+
+        def heard() -> Iterator[Outcome]:
+            with self._recorded:
+                for outcome in outcomes:
+                    outcome = self._counted(outcome) if asked else outcome
+                    note(outcome)
+                    attendance.note(outcome)
+                    yield outcome
+                    del outcome
+
+        return heard()
 
     def _counted(self, outcome: Outcome) -> Outcome:
         """The outcome, if what it claims of private releases can be; else a failure, after which one may have been."""

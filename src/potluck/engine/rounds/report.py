@@ -45,6 +45,7 @@ class RoundReport:
         server_notes: numbers that the server's half of the method reported; empty if the round was lost.
         client_notes: by client, those that its handlers reported.
         work: of each client in each exchange, and of the server.
+        stale: of an asynchronous round, by client whose reply is stale, how many rounds have closed since it was asked.
     """
 
     cohort: list[ClientId]
@@ -58,6 +59,7 @@ class RoundReport:
     server_notes: dict[str, float] = field(default_factory=dict[str, float])
     client_notes: dict[ClientId, dict[str, float]] = field(default_factory=dict[ClientId, dict[str, float]])
     work: list[WorkDone] = field(default_factory=list[WorkDone])
+    stale: dict[ClientId, int] = field(default_factory=dict[ClientId, int])
 
     @property
     def replied(self) -> list[ClientId]:

@@ -70,11 +70,12 @@ def assemble(experiment: Experiment, *, checked: bool = False) -> Assembly:
 
     Args:
         experiment: the experiment.
-        checked: whether it is known that the federation offers what the method needs, as a node knows whose server has
-            checked the whole of which it sees a part.
+        checked: whether it is known that the federation offers what method and rounds need, as a node knows whose
+            server has checked the whole of which it sees a part.
 
     Raises:
-        ConfigError: the federation lacks what the method needs; raised before any data are loaded.
+        ConfigError: the federation lacks what the method needs, or asynchronous rounds a clock; raised before any data
+            are loaded.
         DataError: the data are missing or cannot be divided as configured.
     """
     experiment.run.computing.make_ready()
@@ -96,6 +97,7 @@ def assemble(experiment: Experiment, *, checked: bool = False) -> Assembly:
         real_inputs=None,
     )
     if not checked:
+        experiment.run.check_has_clock()
         check_needs(needs_of(experiment.method), experiment.method_name, offer)
     _check_partition(experiment, matched.common.task)
     if config.classes == "own":

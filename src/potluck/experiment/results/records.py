@@ -72,6 +72,7 @@ def round_record(number: int, report: RoundReport, evaluation: Evaluation | None
         undone=report.undone,
         outlier=report.outlier,
         notes=report.notes or None,
+        stale={str(client): late for client, late in sorted(report.stale.items())} or None,
     )
 
 
@@ -198,7 +199,7 @@ class Records:
 
 def record_line(record: RoundRecord) -> dict[str, Any]:
     """The content of a round's line; what few rounds have is present only if it is set."""
-    absent = [name for name in ("lost", "undone", "outlier", "notes") if getattr(record, name) is None]
+    absent = [name for name in ("lost", "undone", "outlier", "notes", "stale") if getattr(record, name) is None]
     return {name: value for name, value in asdict(record).items() if name not in absent}
 
 

@@ -1,25 +1,30 @@
 """Whether a method's rounds can be asynchronous, found by one round of a few clients."""
 
 from collections.abc import Collection, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from potluck.core.federation import ClientId, Federation
+from potluck.core.federation import ClientId, Federation, Site
 from potluck.core.ground.errors import ConfigError
 from potluck.core.ground.text import one_line
 from potluck.core.message import Message
 from potluck.core.method import Method
+from potluck.core.needs import Offer
+from potluck.core.requests.examples import Examples
 from potluck.engine.executors.sequential import Sequential
 from potluck.engine.rounds.asynchrony.asking import NotOneAsk, first_ask, rest_of_round
 from potluck.engine.rounds.asynchrony.rules import Asynchrony
 from potluck.engine.rounds.engine import Engine
 from potluck.engine.rounds.report import ExchangePlace, RoundReport
+from potluck.experiment.federation.needs import check_needs, needs_of
 from potluck.experiment.running.foresee import stand_ins
-from potluck.experiment.settings.schema import RunConfig
+from potluck.experiment.settings.schema import Experiment, RunConfig
 
 _AT = "run.rounds_close.asynchronous"
+_TRIED = 64  # examples of each client on which it is tried where clients' own are elsewhere
 
 
 def check_asynchronous(method: Method[Any], federation: Federation, config: RunConfig) -> None:
@@ -42,6 +47,49 @@ def check_asynchronous(method: Method[Any], federation: Federation, config: RunC
         ) from error
     finally:
         engine.close()
+
+
+def check_asynchronous_nodes(experiment: Experiment, base: Federation) -> None:
+    """Check, before any node is asked anything, that the rounds of a run with nodes can be asynchronous by its rule.
+
+    It is tried on clients with the models and capacities that the experiment assigns, and examples of the common test
+    set.
+
+    Args:
+        experiment: the server's.
+        base: the server's assembly, without clients.
+
+    Raises:
+        ConfigError: they cannot, see `check_asynchronous`, or the server has no examples to try it on.
+        ClientFailure: a client failed.
+    """
+    if base.test is None or not len(base.test):
+        raise ConfigError(
+            f"{_AT}: whether {experiment.method_name} can have it is tried on examples of federation.dataset, and"
+            f" {experiment.federation.dataset} is not on this machine; expected its test part here"
+        )
+    federation = replace(base, sites=_tried(experiment, base.test))
+    check_needs(needs_of(experiment.method), experiment.method_name, Offer.of(federation))
+    check_asynchronous(experiment.method, federation, experiment.run)
+
+
+def _tried(experiment: Experiment, test: Examples) -> dict[ClientId, Site]:
+    """A client for each of the experiment's, all with the same few examples."""
+    config = experiment.federation
+    some = test.take(torch.linspace(0, len(test) - 1, min(len(test), _TRIED)).long())
+    validation = some if config.validation_fraction else some.take(torch.arange(0))
+    capacities = config.capacities or (1.0,)
+    return {
+        client: Site(
+            client,
+            experiment.model_of(client).architecture,
+            some,
+            validation,
+            some,
+            capacity=capacities[client % len(capacities)],
+        )
+        for client in range(config.clients)
+    }
 
 
 def _check(engine: Engine, rule: Asynchrony) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from potluck.attackers.executor import Misled
 from potluck.core.federation import ClientId, Federation
@@ -27,7 +27,9 @@ from potluck.engine.answers.outliers import Before, Outlier
 from potluck.engine.client.runtime import ClientRuntime
 from potluck.engine.disk.files import append, make_folder
 from potluck.engine.disk.store import ClientStore, Layout
+from potluck.engine.executors import Executor, OneByOne
 from potluck.engine.executors.choice import ChosenExecutor, choose_executor
+from potluck.engine.rounds.asynchrony.arrivals import ArrivalClock
 from potluck.engine.rounds.engine import Engine
 from potluck.engine.rounds.lost import Deserted
 from potluck.engine.rounds.report import RoundReport, WorkDone
@@ -135,6 +137,7 @@ class Run:
         store = ClientStore(folder / CHECKPOINT if folder else None, cap_bytes) if store is None else store
         self.choice = choice
         self._twin = twin_clock(config, sorted(federation.sites)) if config.twin else None
+        rule = config.rounds_close.asynchronous
         self._engine = Engine(
             method,
             federation,
@@ -148,8 +151,8 @@ class Run:
             largest=config.largest_value,
             outlier_factor=config.outlier_factor,
             ledger=Ledger(folder / RELEASES if folder else None),
-            clock=self._twin,
-            asynchrony=config.rounds_close.asynchronous,
+            clock=self._twin or (rule and _arrivals(config, choice.executor, sorted(federation.sites))),
+            asynchrony=rule and rule.among(len(federation.sites)),
             at_once=config.cohort_size(len(federation.sites)),
         )
         weakref.finalize(self, _close, self._engine, os.getpid())  # so workers end even if nobody closed the run
@@ -199,7 +202,7 @@ class Run:
         self.notes += self._config.computing.notes()
         self.notes += filter(None, [self._watch and self._watch.problem])
         try:
-            if self._engine.asynchronous and not self._last:
+            if self._engine.asynchronous and self._engine.clock.virtual and not self._last:
                 check_asynchronous(method, self._engine.federation, self._config)
             self._state = self._engine.start()
             if self._twin:
@@ -321,15 +324,17 @@ class Run:
     def _closed(self, number: int) -> tuple[Any, RoundReport]:
         """The round, once enough of its clients are there."""
         ids = sorted(self._engine.federation.sites)
-        if self._engine.asynchronous:
-            self._audience.on_round_start(RoundStart(number, ()))
-            return self._engine.round(number, self._state, self._config.order(ids, number))
-        cohort = self._config.cohort(ids, number)
-        return self._attended(number, cohort, lambda: self._once(number, cohort))
+        if (asynchronous := self._engine.asynchronous) is None:
+            cohort = self._config.cohort(ids, number)
+            return self._attended(number, cohort, lambda: self._once(number, cohort, cohort))
+        once = partial(self._once, number, self._config.order(ids, number))
+        if self._engine.clock.virtual:
+            return once()
+        return self._attended(number, [client for client in ids if client not in asynchronous.waiting], once)
 
-    def _once(self, number: int, cohort: list[ClientId]) -> tuple[Any, RoundReport]:
+    def _once(self, number: int, clients: list[ClientId], cohort: Sequence[ClientId] = ()) -> tuple[Any, RoundReport]:
         self._audience.on_round_start(RoundStart(number, tuple(cohort)))
-        return self._engine.round(number, self._state, cohort)
+        return self._engine.round(number, self._state, clients)
 
     def _attended(self, number: int, clients: Collection[ClientId], work: Callable[[], T]) -> T:
         """Do work of a round once a quorum of its clients is there; if they leave in the middle, wait and do it again.
@@ -393,14 +398,28 @@ class Run:
     def _evaluate(self, number: int) -> Evaluation:
         honest = [client for client in self._engine.federation.sites if client not in self._liars]
         clients, common = self._config.evaluated(honest, number), self._config.common_test
+        free = self._free_alone(number)
 
         def once() -> Evaluation:
-            self._audience.on_evaluation_start(EvaluationStart(number, len(clients)))
-            return evaluate(self._engine, self._state, round_number=number, common_test=common, clients=clients)
+            gone = self._away(free)
+            there = [client for client in clients if client not in gone]
+            self._audience.on_evaluation_start(EvaluationStart(number, len(there)))
+            return evaluate(self._engine, self._state, round_number=number, common_test=common, clients=there)
 
-        found = once() if self._engine.clock.virtual else self._attended(number, clients, once)
+        found = once() if self._engine.clock.virtual else self._attended(number, () if free else clients, once)
         self._audience.on_evaluation_end(found)
         return found
+
+    def _free_alone(self, number: int) -> bool:
+        """Whether only clients are evaluated that have nothing else to do; after the last round all are."""
+        return bool(self._engine.asynchronous) and not self._engine.clock.virtual and number < self._config.rounds
+
+    def _away(self, free: bool) -> set[ClientId]:
+        """Clients that are left out of an evaluation of the free alone: they are under way, or not there."""
+        asynchronous = self._engine.asynchronous
+        if not free or asynchronous is None:
+            return set()
+        return {*asynchronous.under_way, *self._engine.absent(self._engine.federation.sites)}
 
     def _undo(self, number: int, last: Checkpoint | None) -> Undo | None:
         """What this round could be undone with, by the checkpoint that was the last one when it began."""
@@ -471,6 +490,17 @@ def twin_clock(config: RunConfig, clients: Sequence[ClientId]) -> TwinClock:
     assert config.twin is not None
     kind = AsynchronousTwinClock if config.rounds_close.asynchronous else TwinClock
     return kind(config.course(Fleet(config.twin.devices, clients)))
+
+
+def _arrivals(config: RunConfig, executor: Executor, clients: Sequence[ClientId]) -> ArrivalClock:
+    """The clock of a run whose rounds are asynchronous, and whose clients take their own time.
+
+    Raises:
+        ConfigError: they do not, since they are on this machine.
+    """
+    if not isinstance(executor, OneByOne):
+        config.check_has_clock()  # which it has not, or nobody would need this one
+    return ArrivalClock(cast(OneByOne, executor), clients)
 
 
 def _close(engine: Engine, process: int) -> None:

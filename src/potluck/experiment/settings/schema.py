@@ -149,9 +149,10 @@ class RoundsClose(Checked):
             be resumed; None waits for as long as it takes.
         over_select: share of the cohort that is drawn in addition: an exchange closes as soon as as many clients have
             answered as there would be without them. It needs other machines, or a twin, and failures to be tolerated.
-        asynchronous: close without waiting for all that were asked: `{ rule = "fedbuff" }`. It needs a twin, and a
-            method whose round asks clients once, with messages made of its state alone. A reply is waited for however
-            long it takes: `deadline_s` means nothing. None waits.
+        asynchronous: close without waiting for all that were asked: `{ rule = "fedbuff" }`. It needs other
+            machines or a twin, and a method whose round asks clients once, with messages made of its state alone. A
+            client is waited for however long it takes, on another machine for ten times `deadline_s` and two minutes.
+            None waits.
     """
 
     quorum: _Count = 1
@@ -248,14 +249,22 @@ class RunConfig(Checked):
             self._check_asynchronous(rule)
 
     def _check_asynchronous(self, rule: Asynchrony) -> None:
-        without = "none without run.twin, by whose clock one client is slower than another"
-        require(self.twin is not None, "rounds_close.asynchronous", without, rule.rule)
         factor = self.outlier_factor
         require(not factor, "outlier_factor", "0 where rounds are asynchronous, and no two replies alike", factor)
         everybody = not rule.tiers or self.cohort_fraction == 1
         require(
             everybody, "cohort_fraction", "1 with the rule 'fedat', in whose tiers all take part", self.cohort_fraction
         )
+
+    def check_has_clock(self) -> None:
+        """Check that one client can be slower than another, where all are on this machine.
+
+        Raises:
+            ConfigError: rounds are asynchronous, and there is no twin.
+        """
+        rule, where = self.rounds_close.asynchronous, "run.rounds_close.asynchronous"
+        without = "none without run.twin, by whose clock one client on this machine is slower than another"
+        require(rule is None or self.twin is not None, where, without, rule and rule.rule)
 
     def cohort_size(self, clients: int) -> int:
         """How many of the clients are drawn each round."""

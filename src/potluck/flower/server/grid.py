@@ -2,6 +2,7 @@
 
 import logging
 import time
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -16,7 +17,7 @@ from potluck.core.ground.text import ON_SCREEN
 from potluck.core.roles import Failure, FailureKind
 from potluck.engine.client.runtime import ClientRuntime, Job, Outcome
 from potluck.engine.client.session import Answer, Call
-from potluck.engine.executors import Executor, Pending
+from potluck.engine.executors import OneByOne, Pending
 from potluck.engine.executors.held import Held
 from potluck.experiment.settings.schema import RoundsClose
 from potluck.flower import EVALUATION, JOB, LARGEST_REPLY
@@ -37,13 +38,14 @@ _REASONS = {
     8: "its process died",
 }
 
+_RESTARTED = "its node was restarted in the middle of the job"
 _MIXED_UP = {
     True: "its node sent an evaluation in answer to a call",
     False: "its node sent a reply in answer to an evaluation request",
 }
 
 
-class GridExecutor(Executor):
+class GridExecutor(OneByOne):
     """Sends each job to its client's node.
 
     A client's state stays at its node. The server knows its name and puts it into the next job, so that a node
@@ -73,6 +75,7 @@ class GridExecutor(Executor):
         self._poll = poll
         self._largest = largest
         self._late = _Late(nodes)
+        self._alone = _Alone(nodes, poll)
 
     def absent(self, clients: Iterable[ClientId]) -> Mapping[ClientId, str]:
         """Those whose nodes are not online, or still at work on a job that was given up; with the nodes' names."""
@@ -88,9 +91,21 @@ class GridExecutor(Executor):
         exchange.wait(self._poll)
         return (exchange.outcomes.pop(place) for place in range(len(tasks)))
 
+    def begin(self, host: ClientRuntime, task: Pending) -> None:
+        """Send a job, whose outcome `ended` gives."""
+        self._nodes.refresh()
+        exchange = _Exchange(self._nodes, host, self._close, [task], self._late, self._largest)
+        exchange.send(self._header)
+        self._alone.add(exchange)
+
+    def ended(self, within_s: float) -> Outcome | None:
+        """The outcome of a job that was sent by `begin`; anything wrong or missing is that node's failure."""
+        return self._alone.first(within_s)
+
     def close(self) -> None:
         """Listen to nobody any more."""
         self._late.close()
+        self._alone.close()
 
 
 @dataclass
@@ -163,12 +178,30 @@ class _Exchange:
             else:
                 self.outcomes[place] = self._failure(job, "the SuperLink did not take the message")
 
+    @property
+    def awaited(self) -> dict[str, int]:
+        """By number of its message, the most bytes of each answer that has not come."""
+        return {number: sent.most_bytes for number, sent in self._out.items()}
+
+    def hear(self, number: str, reply: Message | WireError) -> Outcome:
+        """The outcome in the reply to a message."""
+        sent = self._out.pop(number)
+        return self._outcome(sent.job, reply, sent.most_bytes)
+
+    def give_up(self, number: str) -> Outcome | None:
+        """The failure of a job whose node was restarted, or is slower than any may be; None if it is neither."""
+        sent, waited = self._out[number], time.monotonic() - self._began
+        if self._nodes.restarted(sent.job.client, sent.started):
+            return self._failure(sent.job, _RESTARTED, unheard=True, kind="absence")
+        if waited >= self._longest:
+            return self._failure(sent.job, f"no answer within {waited:.0f} s", unheard=True)
+        return None
+
     def wait(self, poll: float) -> None:
         """Wait until every job has an outcome, or the deadline has passed and a quorum has answered."""
         told = False
         with ExitStack() as stack:
-            most_bytes = {number: sent.most_bytes for number, sent in self._out.items()}
-            pulling = stack.enter_context(Pulling(self._nodes.grid, most_bytes, poll))
+            pulling = stack.enter_context(Pulling(self._nodes.grid, self.awaited, poll))
             while self._out:
                 for number, reply in pulling.until(self._next_look()):
                     sent = self._out.pop(number)
@@ -214,7 +247,7 @@ class _Exchange:
         for number, sent in list(self._out.items()):
             if self._nodes.restarted(sent.job.client, sent.started):
                 pulling.forget(number)
-                self._fail(number, "its node was restarted in the middle of the job", "absence")
+                self._fail(number, _RESTARTED, "absence")
 
     def _fail(self, number: str, reason: str, kind: FailureKind) -> None:
         sent = self._out.pop(number)
@@ -248,6 +281,61 @@ class _Exchange:
     def _name(self, job: Job) -> str:
         """The handler that was called, by the server's own account."""
         return self._host.full_name(job.handler) if isinstance(job, Call) else "evaluation"
+
+
+class _Alone:
+    """Jobs that were sent one by one, each of which ends when its reply has come.
+
+    Args:
+        nodes: which node is which client.
+        poll: seconds between polls for one reply; longer if many are awaited.
+    """
+
+    def __init__(self, nodes: Nodes, poll: float) -> None:
+        self._nodes, self._poll = nodes, poll
+        self._listening = ExitStack()
+        self._pulling: Pulling | None = None
+        self._out: dict[str, _Exchange] = {}
+        self._ended = deque[Outcome]()
+        self._looks_at = 0.0
+
+    def add(self, exchange: _Exchange) -> None:
+        """Wait for the answer of an exchange with one job."""
+        self._ended += exchange.outcomes.values()  # of a job that could not be sent
+        if self._pulling is None:
+            self._pulling = self._listening.enter_context(Pulling(self._nodes.grid, {}, self._poll))
+        for number, most_bytes in exchange.awaited.items():
+            self._out[number] = exchange
+            self._pulling.add(number, most_bytes)
+
+    def first(self, within_s: float) -> Outcome | None:
+        """The outcome of the job that ends first, each once; None if none ends within so many seconds."""
+        if self._pulling is None:
+            return None
+        self._give_up(self._pulling)
+        if not self._ended:
+            for number, reply in self._pulling.until(time.monotonic() + within_s):
+                return self._out.pop(number).hear(number, reply)
+        return self._ended.popleft() if self._ended else None
+
+    def _give_up(self, pulling: Pulling) -> None:
+        """Fail the jobs that nobody answers any more, now and then."""
+        if (now := time.monotonic()) < self._looks_at:
+            return
+        self._looks_at = now + _WATCH_EVERY
+        self._nodes.refresh()
+        for number, exchange in list(self._out.items()):
+            if (failure := exchange.give_up(number)) is not None:
+                pulling.forget(number)
+                del self._out[number]
+                self._ended.append(failure)
+
+    def close(self) -> None:
+        """Wait for no reply any more."""
+        self._listening.close()
+        self._pulling = None
+        self._out.clear()
+        self._ended.clear()
 
 
 class _Late:

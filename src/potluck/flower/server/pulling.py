@@ -110,12 +110,18 @@ class Pulling:
         http_grid.pull_objects = _fetched  # type: ignore[assignment]
         self._grid = grid
         self._poll = poll
-        self._longest = dict(messages)
-        self._waiting = set(messages)
+        self._longest = dict[str, int]()
+        self._waiting = set[str]()
         self._found: queue.SimpleQueue[tuple[str, Message | WireError]] = queue.SimpleQueue()
         self._given_up = threading.Event()
-        for number in self._waiting:
-            threading.Thread(target=self._pull, args=(number,), name="pulling", daemon=True).start()
+        for number, most_bytes in messages.items():
+            self.add(number, most_bytes)
+
+    def add(self, number: str, most_bytes: int) -> None:
+        """Wait for one more reply, of at most so many bytes."""
+        self._longest[number] = most_bytes
+        self._waiting.add(number)
+        threading.Thread(target=self._pull, args=(number,), name="pulling", daemon=True).start()
 
     def __enter__(self) -> Self:
         return self

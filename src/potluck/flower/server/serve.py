@@ -38,6 +38,7 @@ from potluck.experiment.federation.assemble import (
 )
 from potluck.experiment.federation.own_classes import architecture_with
 from potluck.experiment.results.result import Result
+from potluck.experiment.running.asynchrony import check_asynchronous_nodes
 from potluck.experiment.running.execute import execute, holding, prepare
 from potluck.experiment.settings.resolve import resolve
 from potluck.experiment.settings.schema import Experiment, ModelSpec, RunConfig
@@ -85,7 +86,7 @@ def serve(
     Raises:
         NodesMissing: too few nodes joined in time, or so many cannot take part that too few are left.
         ClientFailure: the run ended early; the last checkpoint stands.
-        ConfigError: the experiment cannot be run with these nodes.
+        ConfigError: the experiment cannot be run with these nodes, or its rounds cannot be asynchronous.
         DataError: the server's data cannot be read, or the names of their classes cannot be told.
     """
     experiment = resolve(dict(tree), "the experiment")
@@ -95,6 +96,8 @@ def serve(
         met = _again(grid, folder / NODES, experiment.run, say) if (folder / NODES).is_file() else None
         name = met.run if met else f"{folder.name}-{secrets.token_hex(4)}"  # unique if the folder is reused
         base = assemble_server(experiment, matched)
+        if met is None and experiment.run.rounds_close.asynchronous:
+            check_asynchronous_nodes(experiment, base)
         setting = {"experiment": _told(experiment, base), "run": name, "code": _code_of(experiment)}
         common = {"task": matched.common.task.name, "public": public_digest(base.public)}
         header = {**setting, "classes": told(matched), **common}

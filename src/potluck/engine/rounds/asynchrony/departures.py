@@ -10,7 +10,15 @@ from potluck.engine.rounds.asynchrony.rules import Asynchrony
 from potluck.engine.rounds.lost import Lost
 
 
-class Presence(Protocol):
+class Attending(Protocol):
+    """Who is there."""
+
+    def absent(self, clients: Collection[ClientId]) -> Mapping[ClientId, str]:
+        """Those of the clients that are not there now, and why."""
+        ...
+
+
+class Presence(Attending, Protocol):
     """The time, and who is there when.
 
     Attributes:
@@ -18,10 +26,6 @@ class Presence(Protocol):
     """
 
     now: float
-
-    def absent(self, clients: Collection[ClientId]) -> Mapping[ClientId, str]:
-        """Those of the clients that are not there now, and why."""
-        ...
 
     def comes(self, clients: Collection[ClientId]) -> float:
         """The next moment at which one of the clients, who are not there, will be; infinity if none ever is."""
@@ -41,17 +45,31 @@ class Departures:
 
     def __init__(self, rule: Asynchrony, at_once: int) -> None:
         self._rule, self._at_once = rule, at_once
-        self._under_way: dict[ClientId, float] = {}  # and when each is done
-        self._order: list[tuple[float, ClientId]] = []  # the same, as a heap
+        self._under_way: dict[ClientId, float | None] = {}  # and when each is done, if that is known
+        self._order: list[tuple[float, ClientId]] = []  # those of whom it is, as a heap
         self._waiting: list[ClientId] = []  # in the order in which they have come
         self._spent: set[ClientId] = set()
+        self._left: set[ClientId] = set()  # those of the spent that were not there to the end
         self._tiers: dict[ClientId, int] = {}
+        self._without_tier: list[ClientId] = []  # while tiers form,
+        self._everybody = 0  # of so many
+
+    @property
+    def under_way(self) -> frozenset[ClientId]:
+        """The clients that are under way."""
+        return frozenset(self._under_way)
+
+    @property
+    def waiting(self) -> frozenset[ClientId]:
+        """The clients whose replies wait for their round to close."""
+        return frozenset(self._waiting)
 
     def begin(self) -> None:
         """A round begins: also those may be asked that have failed or left in the last one."""
         self._spent.clear()
+        self._left.clear()
 
-    def to_ask(self, order: Sequence[ClientId], course: Presence) -> list[ClientId]:
+    def to_ask(self, order: Sequence[ClientId], course: Attending) -> list[ClientId]:
         """The clients to be asked now, ascending.
 
         Args:
@@ -67,20 +85,26 @@ class Departures:
                     break
         return sorted(found)
 
-    def depart(self, dues: Mapping[ClientId, float], order: Sequence[ClientId]) -> None:
+    def may_come(self, order: Sequence[ClientId]) -> bool:
+        """Whether a client of these that is not there, or was not to the end, could still be asked once it is."""
+        return bool(self._left) or next(self._candidates(order), None) is not None
+
+    def depart(self, dues: Mapping[ClientId, float | None], order: Sequence[ClientId]) -> None:
         """Clients are under way from now on.
 
         Args:
-            dues: by client, when it is done, or leaves.
+            dues: by client, when it is done, or leaves; None if nobody can know.
             order: all clients; by the first of them that are under way, tiers are formed.
         """
         self._under_way |= dues
-        for client, due in dues.items():
+        known = {client: due for client, due in dues.items() if due is not None}
+        for client, due in known.items():
             heapq.heappush(self._order, (due, client))
-        if self._rule.tiers and not self._tiers:
-            fastest = sorted(order, key=lambda client: (dues.get(client, math.inf), client))
-            tiers = self._rule.tiers
-            self._tiers = {client: place * tiers // len(fastest) for place, client in enumerate(fastest)}
+        if self._rule.tiers and not self._tiers and not self._without_tier:
+            self._without_tier = sorted(order, key=lambda client: (known.get(client, math.inf), client))
+            self._everybody = len(order)
+            if len(known) == len(dues):
+                self._rank(list(self._without_tier))
 
     def pass_time(self, order: Sequence[ClientId], course: Presence) -> ClientId | None:
         """Let time pass until something happens; return the client that is done, None if another is there now.
@@ -96,21 +120,34 @@ class Departures:
         course.now = max(course.now, min(due, comes))
         return client if due <= comes else None
 
-    def land(self, client: ClientId, counted: bool) -> None:
-        """The client that is done first: its reply counts and waits, or does not count."""
-        _, first = heapq.heappop(self._order)
-        assert first == client
-        del self._under_way[client]
+    def land(self, client: ClientId, counted: bool, left: bool = False) -> None:
+        """A client is done: its reply counts and waits, or does not count.
+
+        Args:
+            client: where it is known when each is done, the first of them.
+            counted: whether its reply counts.
+            left: whether it does not since the client was not there to the end.
+        """
+        if self._under_way.pop(client) is not None:
+            _, first = heapq.heappop(self._order)
+            assert first == client
         if counted:
             self._waiting.append(client)
         else:
             self._spent.add(client)
+        if left:
+            self._left.add(client)
+        if client in self._without_tier:
+            self._rank([client])
+            if not self._under_way.keys() & self._without_tier:  # the others were not there
+                self._rank(list(self._without_tier))
 
     def ready(self) -> list[ClientId]:
         """The clients whose replies close a round now, ascending; none while it stays open."""
         if not self._rule.tiers:
             return sorted(self._waiting) if len(self._waiting) >= (self._rule.buffer or 1) else []
-        at_work = {self._tiers[client] for client in self._under_way}
+        forming = self._tier_of(len(self._tiers))
+        at_work = {self._tiers.get(client, forming) for client in self._under_way}
         complete = {self._tiers[client] for client in self._waiting} - at_work
         return sorted(client for client in self._waiting if complete and self._tiers[client] == min(complete))
 
@@ -124,14 +161,17 @@ class Departures:
 
     def state(self) -> dict[str, Any]:
         """All of this between two rounds, from which others can go on."""
-        return {"under_way": dict(self._under_way), "waiting": list(self._waiting), "tiers": dict(self._tiers)}
+        slowest = enumerate(self._without_tier if self._tiers else (), start=len(self._tiers))
+        tiers = {**self._tiers, **{client: self._tier_of(place) for place, client in slowest}}
+        return {"under_way": dict(self._under_way), "waiting": list(self._waiting), "tiers": tiers}
 
-    def go_on(self, state: Mapping[str, Any]) -> None:
-        """Go on from the state of others."""
-        self._under_way, self._waiting = dict(state["under_way"]), list(state["waiting"])
-        self._order = sorted((due, client) for client, due in self._under_way.items())
-        self._tiers = dict(state["tiers"])
-        self._spent.clear()
+    def go_on(self, state: Mapping[str, Any], without: Collection[ClientId] = ()) -> None:
+        """Go on from the state of others, where these clients are under way no more."""
+        self._under_way = {client: due for client, due in state["under_way"].items() if client not in without}
+        self._waiting = list(state["waiting"])
+        self._order = sorted((due, client) for client, due in self._under_way.items() if due is not None)
+        self._tiers, self._without_tier = dict(state["tiers"]), []
+        self.begin()
 
     def _room(self) -> float:
         return math.inf if self._rule.tiers else self._at_once - len(self._under_way)
@@ -141,7 +181,21 @@ class Departures:
         if len(self._under_way) + len(self._waiting) + len(self._spent) >= len(order):
             return
         occupied = {*self._waiting, *self._spent}
-        busy = {self._tiers[client] for client in (*self._under_way, *self._waiting)} if self._tiers else set[int]()
+        busy = (
+            {self._tiers.get(client) for client in (*self._under_way, *self._waiting)}
+            if self._tiers
+            else set[int | None]()
+        )
         for client in order:
             if client not in self._under_way and client not in occupied and self._tiers.get(client) not in busy:
                 yield client
+
+    def _rank(self, clients: Sequence[ClientId]) -> None:
+        """Clients are the next fastest, in this order."""
+        for client in clients:
+            self._tiers[client] = self._tier_of(len(self._tiers))
+            self._without_tier.remove(client)
+
+    def _tier_of(self, place: int) -> int:
+        """The tier of a client that so many are faster than, while tiers form."""
+        return place * (self._rule.tiers or 1) // max(1, self._everybody)

@@ -1,38 +1,52 @@
 """Asynchronous rounds: clients are asked one by one, and a round is made of the replies that have come."""
 
+import logging
+import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import fields
 from typing import Any, Protocol
 
 from potluck.core.federation import ClientId
+from potluck.core.ground.text import ON_SCREEN
 from potluck.core.message import Message
 from potluck.core.method import Method
 from potluck.core.roles import Failure, Server
 from potluck.engine.disk.store import ClientStore
-from potluck.engine.rounds.asynchrony.asking import Moved, Staged, first_ask, rest_of_round
-from potluck.engine.rounds.asynchrony.departures import Departures, Presence
+from potluck.engine.rounds.asynchrony.asking import Moved, first_ask, rest_of_round
+from potluck.engine.rounds.asynchrony.departures import Attending, Departures
 from potluck.engine.rounds.asynchrony.flights import Flight
+from potluck.engine.rounds.asynchrony.questions import Question
 from potluck.engine.rounds.asynchrony.rules import Asynchrony, blend, revised
 from potluck.engine.rounds.clock import Clock
-from potluck.engine.rounds.exchange import ClientHandler, Exchange, Lent
-from potluck.engine.rounds.lost import Lost
+from potluck.engine.rounds.exchange import Lent
 from potluck.engine.rounds.report import ExchangePlace, RoundReport
 
+log = logging.getLogger(__name__)
 Order = Sequence[ClientId]
 
 
 class ClockOfDepartures(Clock, Protocol):
-    """A clock by which clients are under way on their own; its exchanges close at once.
+    """A clock by which clients are under way on their own.
+
+    If it is virtual, all outcomes of an exchange are there at once, and it is known when each client is done; otherwise
+    every client has an exchange of its own, which closes when its outcome has come.
 
     Attributes:
-        course: the time.
+        course: says who is there.
     """
 
-    course: Presence
+    course: Attending
 
-    def due(self, client: ClientId) -> float:
-        """When a client that is under way is done, or leaves."""
+    def due(self, client: ClientId) -> float | None:
+        """When a client that is under way is done, or leaves; None if nobody can know."""
+        ...
+
+    def pass_time(self, departures: Departures, order: Order) -> ClientId | None:
+        """Wait until a client is done, and return it; None if it is time to look who else may be asked.
+
+        Raises:
+            Lost: nothing can happen in this round any more; `Deserted` if clients are only not there.
+        """
         ...
 
     def land(self, client: ClientId) -> None:
@@ -65,14 +79,33 @@ class AsynchronousRounds:
     ) -> None:
         self._method, self._rule, self._clock = method, rule, clock
         self._store, self._lend, self._server = store, lend, server
-        self._departures = Departures(rule, at_once)
         self._at_once = at_once
-        self._flights: dict[ClientId, Flight] = {}
-        self._tiers: dict[int, tuple[int, Any]] = {}  # of each, how often it was updated, and the state then
+        self._open: dict[ClientId, Question] = {}  # of clients that are under way and have not answered yet
+        self.begin()
 
     def begin(self) -> None:
         """Begin anew: nobody is under way."""
-        self._departures, self._flights, self._tiers = Departures(self._rule, self._at_once), {}, {}
+        self.abandon()
+        self._departures = Departures(self._rule, self._at_once)
+        self._flights: dict[ClientId, Flight] = {}
+        self._tiers: dict[int, tuple[int, Any]] = {}  # of each, how often it was updated, and the state then
+        self._anew: list[ClientId] = []  # whose answers came to nobody, since the process ended that had asked
+
+    def abandon(self) -> None:
+        """Wait for no answer any more."""
+        for question in self._open.values():
+            question.abandon()
+        self._open.clear()
+
+    @property
+    def under_way(self) -> frozenset[ClientId]:
+        """The clients that are under way."""
+        return self._departures.under_way
+
+    @property
+    def waiting(self) -> frozenset[ClientId]:
+        """The clients whose replies wait for their round to close, and which are not asked before."""
+        return self._departures.waiting
 
     def close(self, state: Any, order: Order, server: Server, report: RoundReport) -> Any:
         """Ask clients until a round closes; return the state after it.
@@ -84,20 +117,27 @@ class AsynchronousRounds:
             report: gets what the round's clients have taken, and those that have failed since the last one.
 
         Raises:
-            Lost: nobody is left to ask.
+            Lost: nobody is left to ask; `Deserted` if that is for want of clients that are there.
         """
-        departures, course, number = self._departures, self._clock.course, server.round
+        departures, number = self._departures, server.round
         departures.begin()
+        order = self._those_anew_first(order, number)
         while not (ready := departures.ready()):
-            if asked := departures.to_ask(order, course):
+            if asked := departures.to_ask(order, self._clock.course):
                 self._depart(number, state, asked, report)
                 departures.depart({client: self._clock.due(client) for client in asked}, order)
-            elif (client := departures.pass_time(order, course)) is not None:
+                continue
+            started = time.perf_counter()
+            client = self._clock.pass_time(departures, order)
+            report.seconds_local += time.perf_counter() - started
+            if client is not None:
                 self._land(client, report)
         departures.merge(ready)
         flights = {client: self._flights.pop(client) for client in ready}
-        for flight in flights.values():
+        for client, flight in flights.items():
             flight.tell(report)
+            if late := number - 1 - flight.version:
+                report.stale[client] = late
         report.cohort.sort()
         following = self._merged(state, flights, server)
         for client, flight in flights.items():
@@ -112,56 +152,56 @@ class AsynchronousRounds:
         return {"flights": flights, "tiers": tiers, "departures": self._departures.state()}
 
     def go_on(self, state: Mapping[str, Any], kind: type[Any]) -> None:
-        """Go on from a state; `kind` is the type of the method's states."""
+        """Go on from a state; `kind` is the type of the method's states.
+
+        Whoever had not answered yet is asked anew: its answer went to a process that is no more.
+        """
         self.begin()
         self._flights = {client: Flight.unpacked(client, tree) for client, tree in state["flights"].items()}
         self._tiers = {tier: (one["updates"], kind(**one["state"])) for tier, one in state["tiers"].items()}
-        self._departures.go_on(state["departures"])
+        self._anew = sorted(state["departures"]["under_way"].keys() - self._flights.keys())
+        self._departures.go_on(state["departures"], without=self._anew)
+
+    def _those_anew_first(self, order: Order, number: int) -> Order:
+        """The order, but first those that are asked anew, which is said once."""
+        if not self._anew:
+            return order
+        clients = f"client{'s' * (len(self._anew) > 1)} {', '.join(map(str, self._anew))}"
+        be, they = ("are", "they") if len(self._anew) > 1 else ("is", "it")
+        why = f"since {they} had not answered when the run was stopped"
+        log.warning("round %d: %s %s asked anew, %s", number, clients, be, why, extra=ON_SCREEN)
+        first, self._anew = {*self._anew}, []
+        return sorted(order, key=lambda client: client not in first)
 
     def _depart(self, number: int, state: Any, clients: Sequence[ClientId], report: RoundReport) -> None:
-        """Ask clients, who answer at once as far as this process is concerned."""
+        """Ask clients: by a virtual clock they answer at once as far as this process is concerned."""
         server = self._server(number)
         handler, messages = first_ask(self._method, state, clients, server)
-        own, staged = RoundReport(list(clients)), Staged(self._store)
-        replies = self._replies(handler, messages, ExchangePlace(number, 1, own, server), staged)
-        report.traffic.down.update(own.traffic.down)
-        report.seconds_local += own.seconds_local
-        work = {one.client: one for one in own.work}
-        for client in clients:
-            reply = own.failures.get(client) or replies[client]
-            self._flights[client] = Flight(
-                client,
-                number - 1,
-                self._revised(messages[client], reply),
-                reply,
-                staged.records.get(client),
-                work[client],
-                tuple(own.losses.get(client, ())),
-                own.client_notes.get(client),
-            )
+        for together in [clients] if self._clock.virtual else [[client] for client in clients]:
+            place = ExchangePlace(number, 1, RoundReport(list(together)), server)
+            asked = {client: messages[client] for client in together}
+            question = Question(self._method, handler, asked, place, self._store, self._lend)
+            question.ask()
+            report.traffic.down.update(question.report.traffic.down)
+            if self._clock.virtual:
+                self._hear(question, report)
+            else:
+                self._open |= dict.fromkeys(together, question)
 
-    def _revised(self, message: Message, reply: Message | Failure) -> Message:
-        """What was sent of the entries that a reply revises."""
-        if isinstance(reply, Failure):
-            return Message()
-        names = self._method.revises or ()
-        return Message(**{name: message[name] for name in names if name in message and name in reply})
-
-    def _replies(
-        self, handler: ClientHandler, messages: Mapping[ClientId, Message], place: ExchangePlace, staged: Staged
-    ) -> dict[ClientId, Message]:
-        replies: dict[ClientId, Message] = {}
-        with suppress(Lost):  # if nobody has answered, other clients may still close the round
-            replies.update(Exchange(self._lend(staged), handler, messages, place).arriving())
-        return replies
+    def _hear(self, question: Question, report: RoundReport) -> None:
+        self._flights |= question.answered()
+        report.seconds_local += question.report.seconds_local
 
     def _land(self, client: ClientId, report: RoundReport) -> None:
         """A client is done."""
         self._clock.land(client)
-        failed = isinstance(self._flights[client].reply, Failure)
+        if client in self._open:
+            self._hear(self._open.pop(client), report)
+        reply = self._flights[client].reply
+        failed = isinstance(reply, Failure)
         if failed:
             self._flights.pop(client).tell(report)
-        self._departures.land(client, counted=not failed)
+        self._departures.land(client, counted=not failed, left=failed and reply.kind == "absence")
 
     def _merged(self, state: Any, flights: Mapping[ClientId, Flight], server: Server) -> Any:
         def alone(client: ClientId, now: Message) -> Message:

@@ -1,7 +1,7 @@
 """When asynchronous rounds close, and what becomes of replies that are stale then."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
 from torch import Tensor
@@ -55,6 +55,11 @@ class Asynchrony(Checked):
     def moves(self) -> bool:
         """Whether replies are moved at all, for which they must have revised entries."""
         return self.rule != "fedbuff" or bool(self.staleness)
+
+    def among(self, clients: int) -> "Asynchrony":
+        """The rule where there are so many clients: a buffer holds no more replies, and there are no more tiers."""
+        few = {name: clients for name in ("buffer", "tiers") if (getattr(self, name) or 0) > clients}
+        return replace(self, **few) if few else self
 
     def still_counts(self, late: int) -> float:
         """s(t) of a reply that is so many rounds stale."""
