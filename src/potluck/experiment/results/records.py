@@ -72,6 +72,7 @@ def round_record(number: int, report: RoundReport, evaluation: Evaluation | None
         undone=report.undone,
         outlier=report.outlier,
         notes=report.notes or None,
+        late=report.late or None,
     )
 
 
@@ -196,10 +197,12 @@ class Records:
         self._aside = None
 
 
+_RARE = ("lost", "undone", "outlier", "notes", "late", "set_aside")
+
+
 def record_line(record: RoundRecord) -> dict[str, Any]:
     """The content of a round's line; what few rounds have is present only if it is set."""
-    absent = [name for name in ("lost", "undone", "outlier", "notes") if getattr(record, name) is None]
-    return {name: value for name, value in asdict(record).items() if name not in absent}
+    return {name: value for name, value in asdict(record).items() if name not in _RARE or value is not None}
 
 
 def write_by_class(folder: Path, found: ByClass | None) -> None:
