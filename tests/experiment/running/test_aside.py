@@ -26,7 +26,7 @@ EVERYBODY = [0, 1, 2, 3]
 
 def configured(rule=RULE, rounds=8, **close):
     closes = RoundsClose(deadline_s=1.0, set_aside=rule, **close)
-    run = RunConfig(rounds=rounds, executor="sequential", tolerate_failures=True, evaluate_every=8)
+    run = RunConfig(rounds=rounds, executor="sequential", tolerate_failures=True)
     return replace(run, twin=Twin(DEVICES), rounds_close=closes)
 
 
@@ -62,9 +62,7 @@ def test_a_run_that_is_resumed_sets_the_same_clients_aside(tmp_path, stops):
     carried_out(tmp_path / "whole", configured())
     for rounds in (*stops, 8):
         carried_out(tmp_path / "parts", configured(rounds=rounds))
-    ours, theirs = contents(tmp_path / "parts"), contents(tmp_path / "whole")
-    assert ours[0] == theirs[0]
-    assert ours[2:4] == theirs[2:4]
+    assert contents(tmp_path / "parts") == contents(tmp_path / "whole")
 
 
 def test_without_a_rule_the_late_are_recorded_and_drawn_again(tmp_path):

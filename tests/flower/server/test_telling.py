@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from flwr.app import Message
 
+from potluck.core.roles import ClientFailure
 from potluck.engine.answers.events import ClientEnd
 from potluck.experiment.running.run import Run
 from potluck.experiment.settings.aside import AsideRule
@@ -126,14 +127,21 @@ def test_in_rounds_that_draw_clients_one_by_one_only_strangers_are_told(terminal
 
 
 @pytest.mark.parametrize(
-    ("status", "expected"),
-    [("finished", OVER), ("failed", f"{OVER} early; it may go on later"), ("interrupted", None)],
+    ("status", "error", "expected"),
+    [
+        ("finished", None, OVER),
+        ("failed", ClientFailure("too many"), f"{OVER} early; it may go on later"),
+        ("failed", SystemExit(0), None),
+        ("interrupted", KeyboardInterrupt(), None),
+    ],
 )
-def test_at_the_end_everybody_is_told_and_only_those_who_answer_are_waited_for(status, expected, terminals, telling):
+def test_at_the_end_everybody_is_told_and_only_those_who_answer_are_waited_for(
+    status, error, expected, terminals, telling
+):
     for client in NAMES:
         telling.on_client_end(trained(client, "late" if client == 2 else None))
     terminals.grid.silent.add("c")  # it is at work on what came too late, and nobody waits for it
-    telling.on_run_end(RunEnd(status, 2))
+    telling.on_run_end(RunEnd(status, 2, error=error))
     asked = {message.metadata.dst_node_id for message in terminals.grid.sent}
     assert asked == ({4, 3, 2} if expected else set())
     if expected:

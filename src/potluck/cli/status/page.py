@@ -2,6 +2,7 @@
 
 import base64
 import hashlib
+from collections.abc import Callable
 from datetime import UTC, datetime
 from functools import cache
 from importlib.resources import files
@@ -51,7 +52,8 @@ def _template() -> Template:
         lstrip_blocks=True,
         autoescape=True,
     )
-    environment.filters.update({"moment": _moment, "ago": _ago, "bytes": _bytes, "day": _day})
+    filters: dict[str, Callable[..., str]] = {"moment": _moment, "ago": _ago, "bytes": _bytes, "day": _day}
+    environment.filters.update(filters)
     return environment.get_template("status.html.j2")
 
 

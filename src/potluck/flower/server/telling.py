@@ -80,8 +80,8 @@ class Telling(Observer):
 
     def on_run_end(self, event: RunEnd) -> None:
         """Tell everybody that it is over, and wait a moment for those to hear it who have answered lately."""
-        if event.status == "interrupted":  # whoever interrupts it does not wait, and may go on with it
-            return
+        if event.error is not None and not isinstance(event.error, Exception):
+            return  # whoever interrupts it does not wait, may go on with it, and has ended the SuperLink before
         how = "the run has ended" if event.status == "finished" else "the run has ended early; it may go on later"
         awaited = {self._names[client] for client in self._answering if client in self._names}
         others = set(self._names.values()) - awaited
