@@ -4,7 +4,8 @@ import configparser
 import re
 import shlex
 import textwrap
-from dataclasses import fields
+from dataclasses import fields, replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -91,3 +92,35 @@ def test_the_guides_policy_is_one(tmp_path):
 def test_the_guides_federation_is_that_of_the_kit():
     shown, _ = tables_of_the_guide()
     assert shown == (KIT / "federation.toml").read_text()
+
+
+def test_alerts_name_numbers_that_there_are():
+    pytest.importorskip("flwr", reason="the extra 'flower' is not installed")
+    parser = pytest.importorskip("prometheus_client.parser")
+    from potluck.cli.status.account import Account
+    from potluck.cli.status.metrics import metrics_of
+    from potluck.cli.status.overview import NODE_STATES, NodeStanding
+    from potluck.flower.deploy.sightings import Sighting
+
+    found = pytest.importorskip("yaml").safe_load((KIT / "alerts.yml").read_text())
+    rules = [rule for group in found["groups"] for rule in group["rules"]]
+    assert all({"alert", "expr", "annotations"} <= rule.keys() for rule in rules)
+    assert len({rule["alert"] for rule in rules}) == len(rules) > 5
+    node = NodeStanding("a", 0, "idle", "waits", sighting=Sighting())
+    seen = replace(Account(None).look(), nodes=(node,), disk=1, free=1, ends={"ca.crt": datetime.now(UTC)})
+    families = parser.text_string_to_metric_families(metrics_of(seen).decode())
+    names = {sample.name for family in families for sample in family.samples}
+    named = {name for rule in rules for name in re.findall(r"\bpotluck_\w+", rule["expr"])}
+    assert len(named) > 7
+    assert not named - names
+    states = {state for rule in rules for state in re.findall(r'state="([^"]*)"', rule["expr"])}
+    assert states
+    assert states <= set(NODE_STATES)
+
+
+def test_the_servers_unit_opens_its_page_for_its_own_machine():
+    pytest.importorskip("flwr", reason="the extra 'flower' is not installed")
+    from potluck.cli.status.serving import is_loopback
+
+    words = shlex.split(read(KIT / "potluck-serve.service")["Service"]["ExecStart"])
+    assert is_loopback(words[words.index("--status") + 1].rpartition(":")[0])

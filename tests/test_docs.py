@@ -160,6 +160,7 @@ SHOWN = {
     "own-parts.md": "test_the_table_of_the_page_makes_a_federation",
     "budgets.md": "test_the_table_of_the_guide_has_ten_clients",
     "twin.md": "test_the_file_of_the_guide_has_a_device_for_twelve_clients",
+    "operate.md": "test_the_guide_shows_what_both_terminals_say",
 }
 KINDS = {"python", "toml", "console", "bash", "text"}
 

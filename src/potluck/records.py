@@ -55,8 +55,8 @@ MAIN_MEASURES: tuple[Measure, ...] = ("personal", "common", "global")
 """Those that tables and summaries show where there is room for a few."""
 
 _NO_MATTER = ("seed", "rounds", "executor", "workers", "track", "rounds_close", "budgets", "keep_every")
-"""Settings of a run that do not make it another experiment. Of `rounds_close` a quorum above 1 and over-selecting do,
-and all of it in a run with a twin."""
+"""Settings of a run that do not make it another experiment. Of `rounds_close` a quorum above 1, over-selecting and
+setting clients aside do, and all of it in a run with a twin."""
 
 
 @dataclass(frozen=True)
@@ -93,6 +93,9 @@ class RoundRecord:
             that reported it; absent if there are none.
         stale: of an asynchronous round, by client whose reply is stale, how many rounds have closed since it was asked;
             absent if no reply is.
+        late: those of the failed whose reply came too late, or who were still at work on what had; absent if none were.
+        set_aside: by client, the last round up to which it is not drawn, since it was late again and again; of those
+            alone that were set aside after this round, and absent if none were.
     """
 
     round: int
@@ -120,6 +123,8 @@ class RoundRecord:
     outlier: int | None = None
     notes: dict[str, float] | None = None
     stale: dict[str, int] | None = None
+    late: list[int] | None = None
+    set_aside: dict[str, int] | None = None
 
     @property
     def evaluated(self) -> bool:
@@ -445,6 +450,8 @@ def experiment_hash(config: dict[str, Any]) -> str:
         run["quorum"] = quorum
     if over := close.get("over_select", 0):
         run["over_select"] = over
+    if rule := close.get("set_aside"):
+        run["set_aside"] = rule
     if config["run"].get("twin"):
         run["rounds_close"] = close  # by a virtual clock, whose replies count depends on nothing else
     shared = {**{key: value for key, value in config.items() if key != "preset"}, "run": run}

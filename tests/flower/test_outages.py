@@ -9,7 +9,7 @@ from potluck.core.ground.errors import ConfigError
 from potluck.core.roles import ClientFailure
 from potluck.experiment.watching.observers import Observer
 from potluck.experiment.watching.progress import Standing
-from potluck.flower import HELLO
+from potluck.flower import HELLO, JOB
 from potluck.flower.node.config import NodeConfig
 from potluck.flower.node.service import NodeService
 from potluck.flower.server.nodes import NodesMissing
@@ -55,7 +55,7 @@ class Site(Loopback):
 
     def _node(self, name, service):
         def answer(message):
-            if message.metadata.message_type != HELLO:
+            if message.metadata.message_type == JOB:
                 self.jobs[name] += 1
                 if self.jobs[name] in self.goes.get(name, ()):
                     self.leave(name)

@@ -123,7 +123,7 @@ def test_what_is_foreseen_is_what_a_run_counts(tmp_path, method):
     assembly = assemble(experiment)
     fleet = Fleet([TwinDevice(gflops=0.1)], range(4))
     known = foresee(experiment, assembly.federation)
-    rounds = simulate(experiment.run.course(fleet), known.loads(experiment), lambda clients: clients)
+    rounds = simulate(experiment.run.course(fleet), known.loads(experiment, lambda number: ()), lambda clients: clients)
     foreseen = list(islice(rounds, 4))
     carried_out(tmp_path / "a", tables)
     real = course_of(read_run(tmp_path / "a"))

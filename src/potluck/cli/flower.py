@@ -2,9 +2,10 @@
 
 import importlib.util
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 from rich.console import Console
@@ -23,8 +24,12 @@ from potluck.experiment.settings.resolve import resolve
 from potluck.experiment.settings.schema import Experiment
 from potluck.experiment.settings.tables import override, read_toml
 from potluck.experiment.watching.observers import RunStart
-from potluck.records import CHECKPOINT, CONFIG, LAST, Checkpoint, RoundRecord
+from potluck.records import CHECKPOINT, CONFIG, LAST, Checkpoint, Progress, RoundRecord
 from potluck.seals import differences, what_matters
+
+if TYPE_CHECKING:
+    from potluck.cli.status.account import Account
+    from potluck.flower.server.hosting import NodeRefused
 
 _SERVED = {"tolerate_failures": "true"}
 """What holds of `run` if nothing else is said: nodes may fail,"""
@@ -67,6 +72,7 @@ def host(
     keys: Path | None,
     superlink: str | None,
     largest_reply: float,
+    status: str | None,
 ) -> None:
     """Serve a run until it ends.
 
@@ -79,12 +85,14 @@ def host(
         keys: the folder of `potluck keys`; None for no encryption.
         superlink: the address of a running one; None starts one behind a gate.
         largest_reply: the most GiB of one reply of a node.
+        status: the `host:port` of a page for the operator, see `potluck.cli.status`; None for none.
 
     Raises:
         ConfigError: something is missing, or the experiment cannot be run.
         FlowerError: Flower failed.
         typer.Exit: it was interrupted; with 128 plus the signal's number, as in shells.
     """
+    from potluck.cli.status.account import Account
     from potluck.flower.deploy.gate import Gate
     from potluck.flower.deploy.keys import check_served, expiring
     from potluck.flower.deploy.processes import private_folder
@@ -93,8 +101,10 @@ def host(
     from potluck.flower.server.serve import NODES
     from potluck.flower.wire.classes import told
 
-    console = Console(stderr=True)
+    console, account = Console(stderr=True), Account(keys if superlink is None else None)
     place, largest = _address(address), int(largest_reply * 2**30)
+    if status is not None:
+        _address(status)
     if keys is not None and superlink is None:
         check_served(keys)
     if keys is None and folder is not None and (folder / NODES).is_file():
@@ -105,37 +115,63 @@ def host(
     if experiment.run.rounds_close.asynchronous and not (folder is not None and (folder / NODES).is_file()):
         check_asynchronous_nodes(experiment, base)
     told(matched)
-    run = new_folder(parent, experiment) if folder is None else folder
-    if superlink is None:
-        private_folder(run)  # weights, and numbers of nodes by which others could address them
-    run.mkdir(parents=True, exist_ok=True)
-    inner = run / "flower"
 
     def say(line: str) -> None:
         console.print(line, highlight=False, markup=False, soft_wrap=True)
 
-    for line in [] if keys is None or superlink is not None else expiring(keys):
-        say(f"warning: {line}")
-    try:
-        with ExitStack() as stack:
-            link = stack.enter_context(SuperLink(inner, keys, superlink))
+    def report(line: str) -> None:  # what is said of nodes and rounds, and no path of ours
+        account.hear(line)
+        say(line)
+
+    with ExitStack() as stack:
+        if status is not None:
+            _open_page(status, account, stack, say)
+        run = new_folder(parent, experiment) if folder is None else folder
+        if superlink is None:
+            private_folder(run)  # weights, and numbers of nodes by which others could address them
+        run.mkdir(parents=True, exist_ok=True)
+        inner = run / "flower"
+        for line in [] if keys is None or superlink is not None else expiring(keys):
+            say(f"warning: {line}")
+        try:
+            link, sightings = stack.enter_context(SuperLink(inner, keys, superlink)), None
             if superlink is None:
                 for line in link.register():  # before nodes come, who would be taken for second ones
-                    say(line)
-                stack.enter_context(Gate(place, link.address, keys, say, largest))
+                    report(line)
+                sightings = stack.enter_context(Gate(place, link.address, keys, report, largest)).sightings
                 say(f"open at {address}; nodes join by: {_invitation(address, keys)}")
-            app = write_app(inner / "app", experiment, run, largest)
-            with Display() as display:
-                display.on_run_start(_start(experiment, run))
-                for news in run_app(link, app, run, say):
-                    if isinstance(news, RoundRecord):
-                        display.on_round_end(news)
-                    else:
-                        display.show(news)
-    except KeyboardInterrupt:
-        say(f"potluck: interrupted; resume with: potluck serve --folder {run}")
-        raise typer.Exit(128 + signal.SIGINT) from None
+            account.begin(start := _start(experiment, run), sightings)
+            _follow(run_app(link, write_app(inner / "app", experiment, run, largest), run, report), start, account)
+        except KeyboardInterrupt:
+            say(f"potluck: interrupted; resume with: potluck serve --folder {run}")
+            raise typer.Exit(128 + signal.SIGINT) from None
     _print_stored(run, experiment)
+
+
+def _open_page(status: str, account: "Account", stack: ExitStack, say: Callable[[str], None]) -> None:
+    """Open the operator's page until the stack is closed.
+
+    Raises:
+        ConfigError: its address cannot be had.
+    """
+    from potluck.cli.status.serving import StatusPage, is_loopback
+
+    stack.enter_context(StatusPage(place := _address(status), account))
+    say(f"how the run stands: http://{status}/")
+    if not is_loopback(place[0]):
+        say(f"warning: whoever reaches {status} can read how the run and its nodes stand; nothing there is encrypted")
+
+
+def _follow(news: Iterable["RoundRecord | Progress | NodeRefused"], start: RunStart, account: "Account") -> None:
+    """Show a run on the terminal until it ends, and keep account of it."""
+    with Display() as display:
+        display.on_run_start(start)
+        for one in news:
+            account.take(one)
+            if isinstance(one, RoundRecord):
+                display.on_round_end(one)
+            elif isinstance(one, Progress):
+                display.show(one)
 
 
 def take_part(

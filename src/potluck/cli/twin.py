@@ -18,6 +18,7 @@ from potluck.core.ground.errors import ConfigError
 from potluck.core.ground.rng import fold_in
 from potluck.engine.rounds.asynchrony.departures import Departures
 from potluck.experiment.federation.suitability import federation_of
+from potluck.experiment.running.aside import SetAside
 from potluck.experiment.running.asynchrony import check_asynchronous
 from potluck.experiment.running.foresee import Foreseen, foresee
 from potluck.experiment.settings.presets import experiment_for
@@ -103,7 +104,8 @@ def _foreseen(target: str, assignments: Sequence[str], question: Question) -> _R
 def _simulated(experiment: Experiment, known: Foreseen, fleet: Fleet, question: Question) -> Iterator[Timed]:
     run = experiment.run
     if (rule := run.rounds_close.asynchronous) is None:
-        rounds = simulate(run.course(fleet), known.loads(experiment), run.needed)
+        aside = SetAside(run, len(known.like))
+        rounds = aside.following(simulate(run.course(fleet), known.loads(experiment, aside.at), run.needed))
     else:
         ids = sorted(known.like)
         departures = Departures(rule, run.cohort_size(len(ids)))

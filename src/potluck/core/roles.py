@@ -36,6 +36,8 @@ class Failure:
         unheard: whether it may have answered nevertheless, too late or damaged in transit.
         kind: "error" in its work or in transit; "misfit" if its answer does not fit the schema; "divergence" if a loss
             or a reply is not finite; "absence" if its machine could not be reached, or was gone before the end.
+        late: whether its answer came, or would have come, after the exchange had closed; or it was not asked, since it
+            was still at work on what had come too late.
     """
 
     client: ClientId
@@ -44,6 +46,7 @@ class Failure:
     trace: str = ""
     unheard: bool = False
     kind: FailureKind = "error"
+    late: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "handler", one_line(self.handler, 100))

@@ -77,7 +77,7 @@ class TwinClock(Clock):
         bytes_down: Mapping[ClientId, int],
     ) -> Iterator[Outcome]:
         """See `Clock`; all replies are held until it is known when the exchange closes, beyond a cap in files."""
-        held, parts = Held(), dict.fromkeys(away, Errand(0, 0, 0))
+        held, parts, late = Held(), dict.fromkeys(away, Errand(0, 0, 0)), self.course.at_work(away)
         for place, outcome in enumerate(executor.run(host, list(tasks.values()))):
             parts[outcome.client] = _part(outcome, bytes_down[outcome.client])
             held[place] = outcome
@@ -87,7 +87,7 @@ class TwinClock(Clock):
         places = {client: place for place, client in enumerate(tasks)}
         for client, turn in turns.items():
             if client in away:
-                yield Failure(client, handler, away[client], kind="absence")
+                yield Failure(client, handler, away[client], kind="absence", late=client in late)
                 continue
             yield _judged(held.pop(places[client]), turn, handler)
 
@@ -168,7 +168,8 @@ def _judged(outcome: Outcome, turn: Turn, handler: str) -> Outcome:
     if turn.fate not in ("late", "left"):
         return outcome
     kind = "absence" if turn.fate == "left" else "error"
-    return Failure(turn.client, handler, _WHY[turn.fate].format(turn.finish - turn.start), unheard=True, kind=kind)
+    why, late = _WHY[turn.fate].format(turn.finish - turn.start), turn.fate == "late"
+    return Failure(turn.client, handler, why, unheard=True, kind=kind, late=late)
 
 
 def _part(outcome: Outcome, bytes_down: int) -> Errand:

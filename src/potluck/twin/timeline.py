@@ -106,13 +106,14 @@ class Timeline:
 
     def absent(self, clients: Collection[ClientId]) -> dict[ClientId, str]:
         """Those of the clients that are not there now, or still at work, and which it is."""
-        found: dict[ClientId, str] = {}
-        for client in clients:
-            if self._busy.get(client, 0.0) > self.now:
-                found[client] = "is still at work on what came too late"
-            elif not self._stay(client)[0]:
-                found[client] = "is not there"
-        return found
+        found = dict.fromkeys(self.at_work(clients), "is still at work on what came too late")
+        return found | {
+            client: "is not there" for client in clients if client not in found and not self._stay(client)[0]
+        }
+
+    def at_work(self, clients: Collection[ClientId]) -> set[ClientId]:
+        """Those of the clients that are still at work on what came too late."""
+        return {client for client in clients if self._busy.get(client, 0.0) > self.now}
 
     def wait(self, clients: Collection[ClientId]) -> float:
         """Let time pass until another one of the clients is there; return the seconds, infinity if none ever is."""

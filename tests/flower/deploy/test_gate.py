@@ -63,7 +63,8 @@ def keys(tmp_path):
 class Gated:
     """A gate before a stand-in: its address, what the stand-in saw, what the gate told."""
 
-    def __init__(self, server, address, keys, told):
+    def __init__(self, server, address, keys, told, sightings):
+        self.sightings = sightings
         self.server = server
         self.seen = server.seen
         self.address = address
@@ -107,8 +108,8 @@ def opened(keys):
     thread.start()
     port = free_port()
     try:
-        with Gate(("127.0.0.1", port), f"127.0.0.1:{server.server_port}", keys, told.append):
-            yield Gated(server, f"127.0.0.1:{port}", keys, told)
+        with Gate(("127.0.0.1", port), f"127.0.0.1:{server.server_port}", keys, told.append) as gate:
+            yield Gated(server, f"127.0.0.1:{port}", keys, told, gate.sightings)
     finally:
         server.shutdown()
         server.server_close()
@@ -156,6 +157,31 @@ def test_a_nodes_request_passes_and_none_of_its_headers_but_the_proof(keys):
         assert shown(key).items() <= {name.lower(): value for name, value in headers.items()}.items()
         assert "forged" not in str(headers)
         assert gate.told == []
+
+
+def test_the_gate_notes_who_spoke_and_what_was_refused_by_registered_name(keys):
+    before = time.time()
+    with opened(keys) as gate:
+        assert gate.sightings.look() == {}
+        gate.ask(PULL, polling(), shown(key_of(keys)))  # it does not prove who it is
+        assert gate.sightings.look() == {}
+        gate.activate(key_of(keys))
+        assert gate.ask(PULL, polling(), signed(key_of(keys)))[0] == 200
+        (found,) = gate.sightings.look().values()
+        assert gate.sightings.look().keys() == {"a"}
+        assert (found.host, found.refused, found.work, found.left) == ("127.0.0.1", 0, None, False)
+        assert before <= found.last <= time.time()
+        assert found.bytes_up > len(polling())
+        assert found.bytes_down > 0
+        gate.ask(PULL, polling(NUMBER + 1), signed(key_of(keys)))
+        found = gate.sightings.look()["a"]
+        assert (found.refused, found.why) == (1, "its number is not its key's")
+
+
+def test_without_keys_a_node_is_noted_by_its_number(keys):
+    with opened(None) as gate:
+        gate.activate(key_of(keys))
+        assert gate.sightings.look().keys() == {str(NUMBER)}
 
 
 def test_a_field_that_flower_does_not_have_does_not_pass(keys):

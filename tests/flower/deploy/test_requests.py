@@ -117,6 +117,37 @@ def test_an_error_is_a_reply_too(node):
     say(node, "push-messages", reply(0, error=Error(code=2, reason="ValueError")))
 
 
+def test_it_is_known_what_a_node_is_at_work_on_until_its_whole_reply_has_come(node):
+    assert node.at_work[0] == "3"
+    assert node.answered is None
+    say(node, "push-messages", reply(), PushMessagesResponse(objects_to_push=[name(10), name(20)], session_id="s"))
+    say(node, "push-object", part(20, PART))
+    assert node.at_work[0] == "3"
+    say(node, "push-object", part(10))
+    assert (node.at_work, node.answered) == (None, "3")
+    assert not node.left
+    say(node, "deactivate-node", DeactivateNodeRequest(node_id=NUMBER))
+    assert node.left
+
+
+def test_a_node_that_comes_anew_has_forgotten_its_work(node):
+    say(node, "activate-node", ActivateNodeRequest(public_key=KEY, heartbeat_interval=30.0), NAMED)
+    assert (node.at_work, node.answered, node.left) == (None, None, False)
+
+
+def test_hearing_why_nothing_is_asked_is_no_work():
+    conversation = Conversation(KEY, LARGEST)
+    say(conversation, "activate-node", ActivateNodeRequest(public_key=KEY, heartbeat_interval=30.0), NAMED)
+    told = Metadata()
+    told.CopyFrom(ASKED)
+    told.group_id = "farewell"
+    given = PullMessagesResponse(messages_list=[Message(metadata=told)], message_object_trees=[TREE])
+    say(conversation, "pull-messages", PullMessagesRequest(node=ITSELF), given)
+    assert conversation.at_work is None
+    say(conversation, "push-messages", reply(group_id="farewell"), PushMessagesResponse(session_id="s"))
+    assert conversation.answered is None
+
+
 CHAIN = ObjectTree(object_id=name(10))
 for _ in range(20):
     CHAIN = ObjectTree(object_id=name(10), children=[CHAIN])

@@ -6,10 +6,13 @@ from dataclasses import asdict
 
 import pytest
 
+from potluck.core.ground.digest import digest
+from potluck.engine.disk.files import write_atomically
 from potluck.experiment.settings.resolve import resolve
 from potluck.flower.deploy.superlink import FlowerError
-from potluck.flower.server.hosting import EventLog, run_app, write_app
-from potluck.records import ROUNDS, RoundRecord
+from potluck.flower.server import hosting
+from potluck.flower.server.hosting import EventLog, NodeRefused, run_app, write_app
+from potluck.records import CHECKPOINT, LAST, ROUNDS, Checkpoint, Extent, RoundRecord
 
 
 def line(number):
@@ -92,6 +95,50 @@ def test_a_half_written_line_waits_for_its_end(run, tmp_path):
 
     link = Link(lambda: write(text[:20]), lambda: write(text[20:]), EventLog(run).end)
     assert [record.round for record in run_app(link, tmp_path, run, print)] == [1]
+
+
+def checkpoint(run, number):
+    """A checkpoint after a round, which states the extent of the records that are there."""
+    (run / CHECKPOINT).mkdir(exist_ok=True)
+    content = (run / ROUNDS).read_bytes()
+    extent = Extent(len(content), digest(content), "")
+    (run / CHECKPOINT / LAST).write_bytes(Checkpoint(number, (), {}, None, None, {ROUNDS: extent}).sealed())
+
+
+def test_a_round_beyond_the_checkpoint_is_given_when_it_has_been_run_again(run, tmp_path):
+    writes(run, 1, 2)()
+    checkpoint(run, 2)
+    whole = (run / ROUNDS).read_bytes()
+    writes(run, 3)()
+
+    def goes_on():
+        write_atomically(run / ROUNDS, whole)
+
+    link = Link(lambda: None, goes_on, writes(run, 3), writes(run, 4), EventLog(run).end)
+    assert [record.round for record in run_app(link, tmp_path, run, print)] == [3, 4]
+
+
+def test_each_line_is_read_once_however_many_there_are(run, tmp_path, monkeypatch):
+    writes(run, *range(1, 501))()
+    checkpoint(run, 500)
+    read, after = [], hosting.lines_after
+
+    def counted(path, position):
+        lines, position = after(path, position)
+        read.extend(lines if path.name == ROUNDS else ())
+        return lines, position
+
+    monkeypatch.setattr(hosting, "lines_after", counted)
+    link = Link(*(writes(run, number) for number in range(501, 511)), *[lambda: None] * 20, EventLog(run).end)
+    assert [record.round for record in run_app(link, tmp_path, run, print)] == list(range(501, 511))
+    assert len(read) == 10
+
+
+def test_nodes_that_take_no_part_are_news(run, tmp_path):
+    events, said = EventLog(run), []
+    link = Link(lambda: events.refuse("c", "it has three legs"), events.end)
+    assert list(run_app(link, tmp_path, run, said.append)) == [NodeRefused("c", "it has three legs")]
+    assert said == []
 
 
 def test_a_failure_is_told_as_it_was_said(run, tmp_path):

@@ -84,6 +84,10 @@ def serve(
     largest_reply: Annotated[
         float, typer.Option(min=0.0, max=16.0, help="The most GiB of one reply of a node; a larger one is refused.")
     ] = 4.0,
+    status: Annotated[
+        str | None,
+        typer.Option(help="HOST:PORT of a page with how the run and its nodes stand, such as 127.0.0.1:8600."),
+    ] = None,
 ) -> None:
     """Run a federation whose clients are nodes on other machines."""
     from potluck.cli.flower import host, require_flower
@@ -100,6 +104,7 @@ def serve(
         keys=trusted,
         superlink=superlink,
         largest_reply=largest_reply,
+        status=status,
     )
 
 

@@ -67,6 +67,11 @@ class RoundReport:
         return [id for id in self.cohort if id not in self.failures]
 
     @property
+    def late(self) -> list[ClientId]:
+        """The clients whose replies came too late, or who were still at work on what had."""
+        return sorted(client for client, failure in self.failures.items() if failure.late)
+
+    @property
     def loss_local(self) -> float | None:
         """Mean over clients of the mean loss of their fits."""
         return fmean(map(fmean, self.losses.values())) if self.losses else None

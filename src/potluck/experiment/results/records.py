@@ -73,6 +73,7 @@ def round_record(number: int, report: RoundReport, evaluation: Evaluation | None
         outlier=report.outlier,
         notes=report.notes or None,
         stale={str(client): late for client, late in sorted(report.stale.items())} or None,
+        late=report.late or None,
     )
 
 
@@ -197,10 +198,12 @@ class Records:
         self._aside = None
 
 
+_RARE = ("lost", "undone", "outlier", "notes", "stale", "late", "set_aside")
+
+
 def record_line(record: RoundRecord) -> dict[str, Any]:
     """The content of a round's line; what few rounds have is present only if it is set."""
-    absent = [name for name in ("lost", "undone", "outlier", "notes", "stale") if getattr(record, name) is None]
-    return {name: value for name, value in asdict(record).items() if name not in absent}
+    return {name: value for name, value in asdict(record).items() if name not in _RARE or value is not None}
 
 
 def write_by_class(folder: Path, found: ByClass | None) -> None:

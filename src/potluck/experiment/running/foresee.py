@@ -1,6 +1,6 @@
 """What a federation's rounds will take, from two rounds of a few clients."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -36,12 +36,12 @@ class Foreseen:
         whole = self._first if number == 1 else self._later
         return Load([_among(cohort, parts) for parts in whole.exchanges], whole.server)
 
-    def loads(self, experiment: Experiment) -> Iterator[Load]:
-        """The rounds of a run, and on for ever."""
+    def loads(self, experiment: Experiment, without: Callable[[int], Collection[ClientId]]) -> Iterator[Load]:
+        """The rounds of a run, and on for ever; `without` says of each which clients are not drawn."""
         ids, number = sorted(self.like), 0
         while True:
             number += 1
-            yield self.load(number, experiment.run.cohort(ids, number))
+            yield self.load(number, experiment.run.cohort(ids, number, without(number)))
 
     @cached_property
     def _first(self) -> Load:

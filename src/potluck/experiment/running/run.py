@@ -50,6 +50,7 @@ from potluck.experiment.results.records import (
     write_by_class,
 )
 from potluck.experiment.results.result import Result
+from potluck.experiment.running.aside import SetAside
 from potluck.experiment.running.asynchrony import check_asynchronous
 from potluck.experiment.settings.schema import RunConfig
 from potluck.experiment.settings.tables import Tree
@@ -161,6 +162,7 @@ class Run:
         self._checkpoints = Checkpoints(folder / CHECKPOINT, store) if folder else None
         self._last = Checkpoint.read(folder / CHECKPOINT / LAST) if folder else None
         self._state: Any = None
+        self._aside = SetAside(config, len(federation.sites))
         self._lost = 0  # how many rounds in a row were lost
         self._waited = 0.0  # seconds, in this round
         self._meter = EnergyMeter()
@@ -201,6 +203,9 @@ class Run:
             self.notes.append(self._config.attackers.told(sorted(self._engine.federation.sites), self._config.seed))
         self.notes += self._config.computing.notes()
         self.notes += filter(None, [self._watch and self._watch.problem])
+        self._aside = SetAside(self._config, len(self._engine.federation.sites))
+        if self._folder and self._config.rounds_close.set_aside:
+            self._aside.remember(rounds_of(self._folder, self.rounds_done))
         try:
             if self._engine.asynchronous and self._engine.clock.virtual and not self._last:
                 check_asynchronous(method, self._engine.federation, self._config)
@@ -300,7 +305,7 @@ class Run:
         before = self._engine.evaluation_traffic.bytes_down
         evaluation = self._evaluate(number) if due else None
         evaluation_bytes = self._engine.evaluation_traffic.bytes_down - before
-        record = round_record(number, report, evaluation, evaluation_bytes)
+        record = self._judged(round_record(number, report, evaluation, evaluation_bytes))
         self._tell_undefined(record)
         evaluated = time.perf_counter()
         self._write(record, evaluation, report.work, self._undo(number, last))
@@ -325,7 +330,7 @@ class Run:
         """The round, once enough of its clients are there."""
         ids = sorted(self._engine.federation.sites)
         if (asynchronous := self._engine.asynchronous) is None:
-            cohort = self._config.cohort(ids, number)
+            cohort = self._config.cohort(ids, number, self._aside.at(number))
             return self._attended(number, cohort, lambda: self._once(number, cohort, cohort))
         once = partial(self._once, number, self._config.order(ids, number))
         if self._engine.clock.virtual:
@@ -379,6 +384,16 @@ class Run:
             log.log(level, "round %d goes on", number, extra=extra)
         self._waited += time.monotonic() - started
 
+    def _judged(self, record: RoundRecord) -> RoundRecord:
+        """The record of a round, with those whom it sets aside."""
+        if (rule := self._config.rounds_close.set_aside) is None:
+            return record
+        found = self._aside.after(record.round, record.cohort, record.late or ())
+        for client, until in found.items():
+            rounds = f"{record.round + 1} to {until}"
+            log.warning("client %d is set aside for rounds %s: %s", client, rounds, rule.words, extra=ON_SCREEN)
+        return replace(record, set_aside={str(client): until for client, until in found.items()} or None)
+
     def _tell_undefined(self, record: RoundRecord) -> None:
         """Say once of a metric that it has no value on any examples on which others have one."""
         measured = {name for values in (record.metrics or {}).values() for name, v in values.items() if v is not None}
@@ -396,8 +411,9 @@ class Run:
             )
 
     def _evaluate(self, number: int) -> Evaluation:
-        honest = [client for client in self._engine.federation.sites if client not in self._liars]
-        clients, common = self._config.evaluated(honest, number), self._config.common_test
+        without = {*self._liars, *(() if self._engine.clock.virtual else self._aside.at(number))}
+        heard = [client for client in self._engine.federation.sites if client not in without]
+        clients, common = self._config.evaluated(heard, number), self._config.common_test
         free = self._free_alone(number)
 
         def once() -> Evaluation:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass, replace
 from typing import Annotated, Any, Literal
 
@@ -25,6 +25,7 @@ from potluck.engine.executors.choice import ExecutorName
 from potluck.engine.numerics.numerics import PLAIN, Numerics
 from potluck.engine.rounds.asynchrony.rules import Asynchrony
 from potluck.engine.rounds.engine import OnDivergence
+from potluck.experiment.settings.aside import AsideRule
 from potluck.experiment.settings.budget import Budget
 from potluck.experiment.settings.tables import Tree, without_none
 from potluck.experiment.watching.trackers.names import TrackerName
@@ -153,6 +154,8 @@ class RoundsClose(Checked):
             machines or a twin, and a method whose round asks clients once, with messages made of its state alone. A
             client is waited for however long it takes, on another machine for ten times `deadline_s` and two minutes.
             None waits.
+        set_aside: set clients aside that are late again and again: `{ late = 3, of = 5, rest = 10 }`. It needs failures
+            to be tolerated. None sets nobody aside.
     """
 
     quorum: _Count = 1
@@ -160,9 +163,12 @@ class RoundsClose(Checked):
     patience_s: Annotated[float, above(0)] | None = None
     over_select: Annotated[float, at_least(0)] = 0.0
     asynchronous: Asynchrony | None = None
+    set_aside: AsideRule | None = None
 
     def __post_init__(self) -> None:
         alone = self.asynchronous is None
+        waits = alone or self.set_aside is None
+        require(waits, "set_aside", "none where rounds are asynchronous, and nobody is late", self.set_aside)
         require(alone or self.quorum == 1, "quorum", "1 where rounds are asynchronous", self.quorum)
         require(alone or not self.over_select, "over_select", "0 where rounds are asynchronous", self.over_select)
 
@@ -245,6 +251,9 @@ class RunConfig(Checked):
         require(sensible, "outlier_factor", "more than 1, or 0 to compare nothing", self.outlier_factor)
         over = self.rounds_close.over_select
         require(not over or self.tolerate_failures, "rounds_close.over_select", "0 without run.tolerate_failures", over)
+        aside, tolerant = self.rounds_close.set_aside, self.tolerate_failures
+        expected = "none without run.tolerate_failures"
+        require(aside is None or tolerant, "rounds_close.set_aside", expected, aside)
         if (rule := self.rounds_close.asynchronous) is not None:
             self._check_asynchronous(rule)
 
@@ -275,9 +284,16 @@ class RunConfig(Checked):
         """How many of so many clients must be there: the quorum, or all if failures are not tolerated."""
         return min(self.rounds_close.quorum, clients) if self.tolerate_failures else clients
 
-    def cohort(self, ids: Sequence[ClientId], number: int) -> list[ClientId]:
-        """A round's clients of these: uniform without replacement, the same for every method under one seed."""
-        return sorted(self.order(ids, number, self.cohort_size(len(ids))))
+    def cohort(
+        self, ids: Sequence[ClientId], number: int, without: Collection[ClientId] = frozenset()
+    ) -> list[ClientId]:
+        """A round's clients of these: uniform without replacement, the same for every method under one seed.
+
+        Those in whose place others come, as far as there are any, are named by `without`.
+        """
+        size = self.cohort_size(len(ids))
+        order = self.order(ids, number, None if without else size)
+        return sorted([client for client in order if client not in without][:size])
 
     def order(self, ids: Sequence[ClientId], number: int, first: int | None = None) -> list[ClientId]:
         """These clients, or the first few, in an order of the round's, by which they are drawn."""

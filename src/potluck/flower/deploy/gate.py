@@ -9,6 +9,7 @@ node needs, word for word, at a bounded pace, and nothing else.
 import asyncio
 import json
 import ssl
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -24,6 +25,7 @@ from potluck.flower.deploy.limits import Pace, Reports, Say
 from potluck.flower.deploy.members import KEY_HEADER, Caller, Members
 from potluck.flower.deploy.requests import Conversation, Inadmissible, NodeRequest, requests_of_nodes
 from potluck.flower.deploy.serving import Head, HttpAnswer, Serving, Visit, refusing_answer
+from potluck.flower.deploy.sightings import Sighting, Sightings
 from potluck.flower.deploy.superlink import FlowerError
 
 __all__ = ["HEALTH", "KEY_HEADER", "Gate", "reason_in"]
@@ -53,13 +55,18 @@ class Gate:
         keys: folder of `potluck keys`; None for no encryption.
         say: called with refusals and their reasons, a bounded number of times a minute.
         largest: the most bytes of one reply of a node.
+
+    Attributes:
+        sightings: of the nodes that spoke.
     """
 
     def __init__(
         self, address: tuple[str, int], inside: str, keys: Path | None, say: Say, largest: int = LARGEST_REPLY
     ) -> None:
         self._address = address
-        self._serving = Serving(address, _Desk(inside, keys, say, largest), None if keys is None else _security(keys))
+        self.sightings = Sightings()
+        desk = _Desk(inside, keys, say, largest, self.sightings)
+        self._serving = Serving(address, desk, None if keys is None else _security(keys))
 
     def __enter__(self) -> Self:
         host, port = self._address
@@ -78,7 +85,7 @@ class Gate:
 class _Desk:
     """Decides which requests pass, and passes them on."""
 
-    def __init__(self, inside: str, keys: Path | None, say: Say, largest: int) -> None:
+    def __init__(self, inside: str, keys: Path | None, say: Say, largest: int, sightings: Sightings) -> None:
         trust = ssl.create_default_context(cafile=str(keys / CA)) if keys is not None else False
         unlimited = httpx.Limits(max_connections=None, max_keepalive_connections=64)  # each node's share is bounded
         self.inside = httpx.AsyncClient(
@@ -86,6 +93,7 @@ class _Desk:
             limits=unlimited, trust_env=False,
         )  # fmt: skip
         self.of_nodes, self._of_strangers = Reports(say, "nodes"), Reports(say, "strangers")
+        self.sightings = sightings
         self._members = Members(keys)
         self._requests = requests_of_nodes(registered=keys is not None)
         self._largest = largest
@@ -173,12 +181,14 @@ class _Visit:
 
     async def _pass_on(self, asked: Any) -> HttpAnswer:
         headers = {"content-type": PROTOBUF_MEDIA_TYPE, "accept": PROTOBUF_MEDIA_TYPE, **self.caller.proof}
+        content = asked.SerializeToString()
         try:
-            reply = await self.desk.inside.post(self.path, content=asked.SerializeToString(), headers=headers)
+            reply = await self.desk.inside.post(self.path, content=content, headers=headers)
         except httpx.TransportError:
             return refusing_answer(503, "the SuperLink is not there")
         if reply.status_code == 200:
             self.request.hear(self.node.conversation, asked, reply.content)
+            self._note(down=len(reply.content), up=len(content))
         elif reply.status_code in (401, 403):
             self.desk.of_nodes(f"refused {self.caller}: {reason_in(reply.content)}")
         elif reply.status_code == 412:
@@ -187,7 +197,18 @@ class _Visit:
 
     def _refuse(self, error: Inadmissible) -> HttpAnswer:
         self.desk.of_nodes(f"refused a request of {self.caller}: {error.why}")
+        self._note(why=error.why)
         return refusing_answer(error.status, error.why)
+
+    def _note(self, *, down: int = 0, up: int = 0, why: str | None = None) -> None:
+        """Note that the node has spoken; one without a registered name goes by its number, as in the run."""
+        conversation = self.node.conversation
+        if name := self.caller.registered or str(conversation.number or ""):
+            work, since = conversation.at_work or (None, None)
+            found = Sighting(
+                self.caller.host, time.time(), conversation.left, work, since, conversation.answered
+            )  # what adds up is added there
+            self.desk.sightings.note(name, found, down=down, up=up, why=why)
 
 
 def _security(keys: Path) -> ssl.SSLContext:

@@ -149,12 +149,20 @@ def check_served(folder: Path) -> None:
 
 def expiring(folder: Path) -> list[str]:
     """Warnings, for a server's certificate and its authority's, of those that expire within 30 days."""
-    ends = {name: _end_of(folder / name) for name in _RENEWAL}
     return [
         f"{folder / name} expires on {end:%Y-%m-%d}, and nodes will refuse it; {_RENEWAL[name]}"
-        for name, end in ends.items()
+        for name, end in ends_in(folder).items()
         if end - datetime.now(UTC) < _SOON
     ]
+
+
+def ends_in(folder: Path) -> dict[str, datetime]:
+    """When a server's certificate and its authority's expire, by the names of their files.
+
+    Raises:
+        ConfigError: a file does not hold one.
+    """
+    return {name: _end_of(folder / name) for name in _RENEWAL}
 
 
 def check_carried(folder: Path) -> None:

@@ -48,6 +48,11 @@ class Caller:
     host: str
     proof: Mapping[str, str]
 
+    @property
+    def registered(self) -> str:
+        """The name of its key; nothing if keys are not used."""
+        return self.name.removeprefix("node").lstrip()
+
     def __str__(self) -> str:
         return f"{self.name} at {self.host}"
 

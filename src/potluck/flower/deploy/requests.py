@@ -9,6 +9,7 @@ that is larger than replies may be.
 
 import math
 import re
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -36,6 +37,7 @@ from flwr.proto.message_pb2 import (
 from flwr.proto.run_pb2 import GetRunRequest
 from google.protobuf.message import DecodeError
 
+from potluck.flower import FAREWELL
 from potluck.flower.wire.envelope import MOST_BESIDE_PARTS, PART
 
 LONGEST_PART = 2**23
@@ -78,6 +80,8 @@ class _Job:
         session: in which the node may send them.
         awaited: names of the parts that the SuperLink asked for.
         sent: by name, the bytes of those that came.
+        given: when the node got it, in seconds since 1970.
+        done: whether the node has answered it, or has come anew since, which forgets it.
     """
 
     metadata: Metadata
@@ -86,6 +90,8 @@ class _Job:
     session: str = ""
     awaited: frozenset[str] = frozenset()
     sent: dict[str, int] = field(default_factory=dict[str, int])
+    given: float = field(default_factory=time.time)
+    done: bool = False
 
 
 class Conversation:
@@ -94,13 +100,30 @@ class Conversation:
     Args:
         key: its public key, as PEM.
         largest: the most bytes of one reply.
+
+    Attributes:
+        left: whether it has left, and not come again.
+        answered: the group of the message that it has answered last; None before.
     """
 
     def __init__(self, key: bytes, largest: int) -> None:
         self._key = key
         self._largest = largest
+        self.left = False
+        self.answered: str | None = None
         self._number: int | None = None
         self._jobs: dict[str, _Job] = {}
+
+    @property
+    def number(self) -> int | None:
+        """The node's number at the SuperLink; None before it has one."""
+        return self._number
+
+    @property
+    def at_work(self) -> tuple[str, float] | None:
+        """The group of the message that the node has had for the longest and not answered, and since when; or None."""
+        groups = ((job.metadata.group_id, job.given) for job in self._jobs.values() if not job.done)
+        return next((found for found in groups if found[0] != FAREWELL), None)
 
     def check_itself(self, request: RegisterNodeFleetRequest | ActivateNodeRequest) -> None:
         """It names its own key."""
@@ -109,12 +132,15 @@ class Conversation:
             _check_beat(request.heartbeat_interval)
 
     def learn_number(self, request: ActivateNodeRequest, answer: ActivateNodeResponse) -> None:
-        """The SuperLink says which number it has."""
-        self._number = answer.node_id
+        """The SuperLink says which number it has; it has forgotten what it was at work on."""
+        self._number, self.left = answer.node_id, False
+        for job in self._jobs.values():
+            job.done = True
 
     def check_leaving(self, request: DeactivateNodeRequest | UnregisterNodeFleetRequest) -> None:
         """It leaves for itself."""
         self._check_number(request.node_id)
+        self.left = True
 
     def check_alive(self, request: SendNodeHeartbeatRequest) -> None:
         """It speaks for itself."""
@@ -179,6 +205,7 @@ class Conversation:
         job = self._jobs.get(request.messages_list[0].metadata.reply_to_message_id)
         if job is not None:
             job.session, job.awaited = answer.session_id, frozenset(answer.objects_to_push)
+            self._look_whether_done(job)
 
     def check_sending(self, request: PushObjectRequest) -> None:
         """It sends a part that the SuperLink asked for; together they are no larger than a reply may be."""
@@ -190,6 +217,13 @@ class Conversation:
         if (total := sum(sent.values())) > self._largest + LONGEST_PART:
             raise Inadmissible(413, f"its reply has {total} bytes; {self._expected()}")
         found[-1].sent = sent
+        self._look_whether_done(found[-1])
+
+    def _look_whether_done(self, job: _Job) -> None:
+        """Note that a message is answered when all parts of the reply have come."""
+        if job.awaited <= job.sent.keys():
+            job.done = True
+            self.answered = self.answered if job.metadata.group_id == FAREWELL else job.metadata.group_id
 
     def _check_number(self, number: int) -> None:
         _expect(self._number is not None and number == self._number, "its number is not its key's", 401)

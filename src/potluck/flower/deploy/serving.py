@@ -62,11 +62,12 @@ class Head:
 
 @dataclass(frozen=True)
 class HttpAnswer:
-    """An answer to a request."""
+    """An answer to a request; `more` are further headers."""
 
     status: int
     body: bytes
     kind: str = "application/json"
+    more: tuple[tuple[str, str], ...] = ()
 
 
 def refusing_answer(status: int, why: str) -> HttpAnswer:
@@ -119,9 +120,12 @@ class Serving:
         address: the `host:port` to listen at.
         desk: decides on requests.
         security: the server's side of TLS; None for no encryption.
+        name: of the thread.
     """
 
-    def __init__(self, address: tuple[str, int], desk: Desk, security: ssl.SSLContext | None) -> None:
+    def __init__(
+        self, address: tuple[str, int], desk: Desk, security: ssl.SSLContext | None, name: str = "gate"
+    ) -> None:
         self._address = address
         self._desk = desk
         self._security = security
@@ -130,7 +134,7 @@ class Serving:
         self._listening: list[socket.socket] = []
         self._started = threading.Event()
         self._end: Callable[[], object] = lambda: None
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), name="gate", daemon=True)
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), name=name, daemon=True)
 
     def start(self) -> None:
         """Begin to listen.
@@ -257,6 +261,7 @@ class _Line:
         self._reader = reader
         self._writer = writer
         self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=_LONGEST_HEADER)
+        self._of_head = False
 
     async def head(self, host: str) -> Head | None:
         """The next request; None if there is none any more."""
@@ -271,6 +276,7 @@ class _Line:
             return None
         if not isinstance(event, h11.Request):
             return None
+        self._of_head = event.method == b"HEAD"
         headers = {name.decode("ascii"): value.decode("latin-1") for name, value in event.headers}
         return Head(event.method.decode("ascii"), event.target.decode("ascii"), headers, host)
 
@@ -290,10 +296,11 @@ class _Line:
         return bytes(body)
 
     async def say(self, answer: HttpAnswer, *, last: bool = False) -> None:
-        """Send an answer."""
-        headers = [("content-type", answer.kind), ("content-length", str(len(answer.body)))]
+        """Send an answer; to a HEAD its header alone."""
+        headers = [("content-type", answer.kind), ("content-length", str(len(answer.body))), *answer.more]
         head = h11.Response(status_code=answer.status, headers=[*headers, *([("connection", "close")] if last else [])])
-        for event in (head, h11.Data(data=answer.body), h11.EndOfMessage()):
+        body = () if self._of_head else (h11.Data(data=answer.body),)
+        for event in (head, *body, h11.EndOfMessage()):
             self._writer.write(self._http.send(event) or b"")
         async with asyncio.timeout(_GRACE + len(answer.body) / SLOWEST):
             await self._writer.drain()

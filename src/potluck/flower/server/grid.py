@@ -163,8 +163,9 @@ class _Exchange:
         for place, job in jobs.items():
             node, name = self._nodes.find(job.client), self._nodes.names[job.client]
             if node is None or job.client in busy:
-                why = "is not online" if node is None else "is still at work on a job that was given up"
-                self.outcomes[place] = self._failure(job, f"its node {name} {why}", kind="absence")
+                late = node is not None
+                why = f"its node {name} {'is still at work on a job that was given up' if late else 'is not online'}"
+                self.outcomes[place] = self._failure(job, why, kind="absence", late=late)
                 continue
             content = wrap(from_job(job, header)[0], payload)
             messages.append(Message(content, node, JOB, ttl=self._longest, group_id=_group(job)))
@@ -213,7 +214,7 @@ class _Exchange:
                 if self._out and self._may_close():
                     self._late.add(stack.pop_all(), pulling, self._out)
                     for number in list(self._out):
-                        self._fail(number, f"no answer within {time.monotonic() - self._began:.0f} s", "error")
+                        self._fail(number, f"no answer within {time.monotonic() - self._began:.0f} s", late=True)
                 elif self._out:
                     if not told and time.monotonic() >= self._deadline:
                         self._tell_who_is_late()
@@ -247,11 +248,11 @@ class _Exchange:
         for number, sent in list(self._out.items()):
             if self._nodes.restarted(sent.job.client, sent.started):
                 pulling.forget(number)
-                self._fail(number, _RESTARTED, "absence")
+                self._fail(number, _RESTARTED, kind="absence")
 
-    def _fail(self, number: str, reason: str, kind: FailureKind) -> None:
+    def _fail(self, number: str, reason: str, *, kind: FailureKind = "error", late: bool = False) -> None:
         sent = self._out.pop(number)
-        self.outcomes[sent.place] = self._failure(sent.job, reason, unheard=True, kind=kind)
+        self.outcomes[sent.place] = self._failure(sent.job, reason, unheard=True, kind=kind, late=late)
 
     def _outcome(self, job: Job, reply: Message | WireError, most_bytes: int) -> Outcome:
         """The outcome in a reply, if it answers this job with no more bytes than its answer may have."""
@@ -275,8 +276,10 @@ class _Exchange:
             return self._failure(job, f"its answer has {length} bytes; expected at most {most_bytes}", unheard=True)
         return outcome
 
-    def _failure(self, job: Job, reason: str, *, unheard: bool = False, kind: FailureKind = "error") -> Failure:
-        return Failure(job.client, self._name(job), reason, unheard=unheard, kind=kind)
+    def _failure(
+        self, job: Job, reason: str, *, unheard: bool = False, kind: FailureKind = "error", late: bool = False
+    ) -> Failure:
+        return Failure(job.client, self._name(job), reason, unheard=unheard, kind=kind, late=late)
 
     def _name(self, job: Job) -> str:
         """The handler that was called, by the server's own account."""

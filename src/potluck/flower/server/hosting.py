@@ -15,7 +15,7 @@ from potluck.experiment.settings.schema import Experiment
 from potluck.flower import LARGEST_REPLY
 from potluck.flower.deploy.processes import lines_after
 from potluck.flower.deploy.superlink import FlowerError, SuperLink
-from potluck.records import ROUNDS, Progress, RoundRecord
+from potluck.records import CHECKPOINT, LAST, ROUNDS, Checkpoint, Progress, RoundRecord
 
 _LOOK_EVERY = 0.5
 _ASK_EVERY = 15.0  # seconds; Flower's commands take a second of processor time each
@@ -56,8 +56,18 @@ def write_app(place: Path, experiment: Experiment, run: Path, largest: int = LAR
     return place
 
 
-def run_app(link: SuperLink, app: Path, run: Path, say: Callable[[str], None]) -> Iterator[RoundRecord | Progress]:
-    """Submit an app and yield the rounds as they end, and in between how the run stands.
+@dataclass(frozen=True)
+class NodeRefused:
+    """A node takes no part in a run; `why` is one line, in part of the node's own words."""
+
+    name: str
+    why: str
+
+
+def run_app(
+    link: SuperLink, app: Path, run: Path, say: Callable[[str], None]
+) -> Iterator[RoundRecord | Progress | NodeRefused]:
+    """Submit an app and yield the rounds as they end, and in between how the run stands and which nodes are refused.
 
     The run is stopped when the caller stops iterating.
 
@@ -70,16 +80,15 @@ def run_app(link: SuperLink, app: Path, run: Path, say: Callable[[str], None]) -
     Raises:
         FlowerError: the run failed; says why.
     """
-    shown, heard = len(_rounds(run)), EventLog(run).size
+    finished, heard = _Finished(run), EventLog(run).size
     number, over = link.submit(app), False
     before: Progress | None = None
     asked = time.monotonic()
     try:
         while not over:
             event, heard = EventLog(run).after(heard)
-            for record in _rounds(run)[shown:]:
-                shown += 1
-                yield record
+            yield from finished.new()
+            yield from event.refused
             if (now := Progress.read(run)) not in (before, None):
                 before = now
                 yield now
@@ -101,11 +110,12 @@ def run_app(link: SuperLink, app: Path, run: Path, say: Callable[[str], None]) -
 
 @dataclass(frozen=True)
 class Events:
-    """A server app's events: lines for the user, whether it has ended, and the reason if it failed."""
+    """A server app's events: lines for the user, whether it has ended, the reason if it failed, and refused nodes."""
 
     lines: list[str]
     over: bool
     failure: str | None
+    refused: list[NodeRefused]
 
 
 class EventLog:
@@ -123,6 +133,10 @@ class EventLog:
         """Tell something."""
         self._append({"say": line})
 
+    def refuse(self, name: str, why: str) -> None:
+        """Tell of a node that takes no part."""
+        self._append({"refused": name, "why": why})
+
     def end(self, failure: str | None = None) -> None:
         """Report the end, and the reason if it is a failure."""
         self._append({"end": failure})
@@ -132,17 +146,50 @@ class EventLog:
         lines, position = lines_after(self._path, position)
         events = [json.loads(line) for line in lines]
         ends = [event["end"] for event in events if "end" in event]
-        return Events(
-            [event["say"] for event in events if "say" in event], bool(ends), ends[-1] if ends else None
-        ), position
+        said = [event["say"] for event in events if "say" in event]
+        refused = [NodeRefused(event["refused"], event["why"]) for event in events if "refused" in event]
+        return Events(said, bool(ends), ends[-1] if ends else None, refused), position
 
     def _append(self, event: dict[str, Any]) -> None:
         with self._path.open("a") as file:
             file.write(json.dumps(event) + "\n")
 
 
-def _rounds(run: Path) -> list[RoundRecord]:
-    return [RoundRecord(**json.loads(line)) for line in lines_after(run / ROUNDS, 0)[0]]
+class _Finished:
+    """The rounds that end from now on, each of whose lines is read once, however many there are.
+
+    Lines that a killed run has left beyond its checkpoint are in the file at first, and do not count. Whoever goes on
+    with the run writes the file anew without them, and adds those rounds again.
+
+    Args:
+        run: the run's folder.
+    """
+
+    def __init__(self, run: Path) -> None:
+        self._place = run / ROUNDS
+        checkpoint = Checkpoint.read(run / CHECKPOINT / LAST)
+        records = checkpoint.records if checkpoint else None
+        self._again = records[ROUNDS].bytes if records and ROUNDS in records else 0
+        self._last = checkpoint.round if checkpoint else 0
+        self._file, self._position = self._now()
+
+    def new(self) -> list[RoundRecord]:
+        """Those that have ended since the last time."""
+        file, _ = self._now()
+        if file not in (self._file, None):
+            self._file, self._position = file, self._again if self._file is not None else 0
+        lines, self._position = lines_after(self._place, self._position)
+        found = [record for record in (RoundRecord(**json.loads(line)) for line in lines) if record.round > self._last]
+        self._last = found[-1].round if found else self._last
+        return found
+
+    def _now(self) -> tuple[int | None, int]:
+        """Which file it is, None if there is none, and how long it is."""
+        try:
+            found = self._place.stat()
+        except FileNotFoundError:
+            return None, 0
+        return found.st_ino, found.st_size
 
 
 def _check_alive(link: SuperLink, number: str) -> None:

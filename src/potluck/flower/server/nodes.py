@@ -13,7 +13,7 @@ from potluck.core.federation import ClientId
 from potluck.core.ground.errors import PotluckError, WireError
 from potluck.core.ground.text import one_line
 from potluck.experiment.settings.schema import RoundsClose
-from potluck.flower import FAREWELL, GREETING, HELLO, REFUSAL
+from potluck.flower import GREETING, HELLO
 from potluck.flower.server.pulling import Pulling
 from potluck.flower.wire.envelope import unwrap, wrap
 from potluck.flower.wire.introduction import Introduction
@@ -151,14 +151,6 @@ def greet(
                     found.setdefault(client, Silent("it was restarted meanwhile"))
     late = Silent(f"no answer within {time.monotonic() - began:.0f} s")
     return {client: found.get(client, late) for client in nodes.names}
-
-
-def tell_refused(grid: Grid, name: str, run: str, why: str) -> None:
-    """Tell a node that it takes no part in a run, and why, for its own terminal; no answer is waited for."""
-    numbers = [node.node_id for node in grid.get_nodes() if registered_name(node) == name]
-    grid.push_messages(
-        [Message(wrap({"run": run, "why": why}), node, REFUSAL, ttl=60, group_id=FAREWELL) for node in numbers]
-    )
 
 
 def _heard(reply: Message | WireError) -> Introduction | Silent | str:

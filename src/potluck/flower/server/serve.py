@@ -52,9 +52,9 @@ from potluck.flower.server.nodes import (
     Silent,
     greet,
     registered_name,
-    tell_refused,
     wait_for_nodes,
 )
+from potluck.flower.server.telling import Telling, tell_nodes
 from potluck.flower.wire.classes import told
 from potluck.flower.wire.introduction import Introduction, Network
 from potluck.models.initial import file_digest
@@ -71,6 +71,7 @@ def serve(
     *,
     observers: Sequence[Observer] = (),
     say: Callable[[str], None] = print,
+    refuse: Callable[[str, str], None] = lambda name, why: None,
     largest: int = LARGEST_REPLY,
 ) -> Result:
     """Run an experiment with the nodes of a grid, from its start or its last checkpoint.
@@ -81,6 +82,7 @@ def serve(
         folder: the run's folder.
         observers: are told how the run goes.
         say: called with what the run waits for, and other lines that an operator should see.
+        refuse: called with the name of a node that takes no part in the run, and why.
         largest: the most bytes of a node's reply, where the method sets no limit.
 
     Raises:
@@ -93,6 +95,7 @@ def serve(
     matched = common_classes(experiment)
     folder.mkdir(parents=True, exist_ok=True)
     with holding(folder, _OLD_SERVER_ENDS_WITHIN), _saying(say):
+        refused: dict[str, str] = {}
         met = _again(grid, folder / NODES, experiment.run, say) if (folder / NODES).is_file() else None
         name = met.run if met else f"{folder.name}-{secrets.token_hex(4)}"  # unique if the folder is reused
         base = assemble_server(experiment, matched)
@@ -102,14 +105,16 @@ def serve(
         common = {"task": matched.common.task.name, "public": public_digest(base.public)}
         header = {**setting, "classes": told(matched), **common}
         if met is None:
-            met = _Meeting(grid, experiment, base, matched, header, say).first()
+            met = _Meeting(grid, experiment, base, matched, header, say, refused, refuse=refuse).first()
             write_atomically(folder / NODES, met.to_json())
         nodes = Nodes(grid, met.names)
         assembly = replace(remote_assembly(experiment, base, matched, met.introductions), names=met.spoken_names)
         executor = GridExecutor(nodes, header, experiment.run.rounds_close, largest=largest)
         choice = ChosenExecutor(executor, "flower", len(met.names), "clients are Flower's nodes")
         run = prepare(experiment, assembly, folder, choice, KeptElsewhere())
-        return execute(run, experiment, folder, *observers)[0]
+        rule = experiment.run.rounds_close.set_aside
+        telling = Telling(grid, met.names, name, rule.words if rule else "", refused)
+        return execute(run, experiment, folder, telling, *observers)[0]
 
 
 @dataclass(frozen=True)
@@ -158,6 +163,16 @@ class _Met:
             raise CheckpointError(f"{place} cannot be read: {error}; restore it, or start a new run") from error
 
 
+def names_in(folder: Path) -> Mapping[ClientId, str]:
+    """By client the name of its node, of a run in this folder whose nodes have met; empty before.
+
+    Raises:
+        CheckpointError: the file that says so is damaged, or of another version.
+    """
+    place = folder / NODES
+    return _Met.read(place).names if place.is_file() else {}
+
+
 @dataclass
 class _Meeting:
     """The meeting before a run: nodes introduce themselves; one with an invalid introduction takes no part.
@@ -169,6 +184,7 @@ class _Meeting:
         refused: nodes that take no part, and the reasons.
         met: by client, the nodes that take part, and their introductions.
         places: by node, which client it was asked to be.
+        refuse: called with each node that takes no part, and the reason.
     """
 
     grid: Grid
@@ -180,6 +196,7 @@ class _Meeting:
     refused: dict[str, str] = field(default_factory=dict[str, str])
     met: dict[ClientId, tuple[str, Introduction]] = field(default_factory=dict[ClientId, tuple[str, Introduction]])
     places: dict[str, ClientId] = field(default_factory=dict[str, ClientId])
+    refuse: Callable[[str, str], None] = lambda name, why: None
 
     def first(self) -> _Met:
         """Choose the nodes: others online replace refused ones; a quorum is enough if failures are tolerated.
@@ -224,7 +241,8 @@ class _Meeting:
                 aside[name] = str(why)
                 self.say(f"node {name} takes no part: {why}")
                 if aside is self.refused:
-                    tell_refused(self.grid, name, str(self.header["run"]), str(why))
+                    self.refuse(name, str(why))
+                    tell_nodes(self.grid, {name: str(why)}, str(self.header["run"]))
             here = [registered_name(node) for node in self.grid.get_nodes()]
         return silent
 

@@ -30,6 +30,7 @@ def _main(grid: Grid, context: Context) -> None:
             folder,
             largest=int(config["largest-reply"]),
             say=events.say,
+            refuse=events.refuse,
         )
     except BaseException as error:
         events.end(str(error) if isinstance(error, PotluckError) else f"{type(error).__name__}: {error}")

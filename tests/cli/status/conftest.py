@@ -1,0 +1,3 @@
+import pytest
+
+pytest.importorskip("flwr", reason="the extra 'flower' is not installed")
