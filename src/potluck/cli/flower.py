@@ -1,4 +1,4 @@
-"""`potluck serve`, `join` and `keys`: runs with clients on other machines."""
+"""`potluck serve` and `join`: runs with clients on other machines."""
 
 import importlib.util
 import signal
@@ -39,20 +39,6 @@ def require_flower() -> None:
         raise ConfigError("Flower is not installed, which carries runs across machines: pip install 'potluck[flower]'")
 
 
-def make_keys(folder: Path, addresses: Sequence[str], nodes: Sequence[str], revoke: Sequence[str], days: int) -> None:
-    """Make certificates if there are none or addresses are given, then add and revoke nodes; print what to do next."""
-    from potluck.flower.deploy.keys import SERVER, add_node, certify, revoke_node
-
-    if addresses or not (folder / SERVER).is_file():
-        certify(folder, addresses, days)
-        typer.echo(f"{folder}: for the server, reachable as {', '.join([*addresses, 'localhost'])}; keep it there")
-    for name in revoke:
-        revoke_node(folder, name)
-        typer.echo(f"{name} is revoked")
-    for name in nodes:
-        typer.echo(f"{add_node(folder, name)}: copy it to {name}, then delete it here")
-
-
 def host(
     target: str | None,
     assignments: Sequence[str],
@@ -63,6 +49,7 @@ def host(
     keys: Path | None,
     superlink: str | None,
     largest_reply: float,
+    allow_versions: bool,
 ) -> None:
     """Serve a run until it ends.
 
@@ -75,14 +62,15 @@ def host(
         keys: the folder of `potluck keys`; None for no encryption.
         superlink: the address of a running one; None starts one behind a gate.
         largest_reply: the most GiB of one reply of a node.
+        allow_versions: whether nodes with another version of Potluck or another copy of the method may take part.
 
     Raises:
         ConfigError: something is missing, or the experiment cannot be run.
         FlowerError: Flower failed.
         typer.Exit: it was interrupted; with 128 plus the signal's number, as in shells.
     """
+    from potluck.flower.deploy.checks import check_served
     from potluck.flower.deploy.gate import Gate
-    from potluck.flower.deploy.keys import check_served, expiring
     from potluck.flower.deploy.processes import private_folder
     from potluck.flower.deploy.superlink import SuperLink
     from potluck.flower.server.hosting import run_app, write_app
@@ -108,17 +96,15 @@ def host(
     def say(line: str) -> None:
         console.print(line, highlight=False, markup=False, soft_wrap=True)
 
-    for line in [] if keys is None or superlink is not None else expiring(keys):
-        say(f"warning: {line}")
     try:
         with ExitStack() as stack:
             link = stack.enter_context(SuperLink(inner, keys, superlink))
             if superlink is None:
                 for line in link.register():  # before nodes come, who would be taken for second ones
                     say(line)
-                stack.enter_context(Gate(place, link.address, keys, say, largest))
+                stack.enter_context(Gate(place, link.address, keys, say, link.trust, largest))
                 say(f"open at {address}; nodes join by: {_invitation(address, keys)}")
-            app = write_app(inner / "app", experiment, run, largest)
+            app = write_app(inner / "app", experiment, run, largest, allow_versions=allow_versions)
             with Display() as display:
                 display.on_run_start(_start(experiment, run))
                 for news in run_app(link, app, run, say):

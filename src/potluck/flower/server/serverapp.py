@@ -30,6 +30,7 @@ def _main(grid: Grid, context: Context) -> None:
             folder,
             largest=int(config["largest-reply"]),
             say=events.say,
+            allow_versions=bool(config.get("allow-versions")),
         )
     except BaseException as error:
         events.end(str(error) if isinstance(error, PotluckError) else f"{type(error).__name__}: {error}")
