@@ -160,6 +160,7 @@ SHOWN = {
     "own-parts.md": "test_the_table_of_the_page_makes_a_federation",
     "budgets.md": "test_the_table_of_the_guide_has_ten_clients",
     "twin.md": "test_the_file_of_the_guide_has_a_device_for_twelve_clients",
+    "keys.md": "test_keys_certificates_and_the_authority_change_while_all_run",
 }
 KINDS = {"python", "toml", "console", "bash", "text"}
 

@@ -83,7 +83,7 @@ class TestWithFlower:
 
         class Link:
             def __init__(self, *settings):
-                self.address = "127.0.0.1:1"
+                self.address, self.trust = "127.0.0.1:1", None
 
             def __enter__(self):
                 return self

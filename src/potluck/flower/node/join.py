@@ -144,10 +144,10 @@ def _notices(body: bytes) -> list[str]:
     """What a server has a node's owner know, a bounded number of clean lines; none if it says it otherwise."""
     try:
         said = json.loads(body)["notices"]
-        lines = [one_line(line) for line in said[:_MOST_NOTICES] if isinstance(line, str)]
+        lines = said[:_MOST_NOTICES] if isinstance(said, list) else []
     except (ValueError, LookupError, TypeError, RecursionError):
         return []
-    return [f"{line} (says the server)" for line in lines]
+    return [f"{one_line(line)} (says the server)" for line in lines if isinstance(line, str)]
 
 
 def run_node(credentials: Credentials, home: NodeConfig, say: Say) -> None:
