@@ -136,7 +136,8 @@ def _why_not(key: NodeKey) -> str:
     """Why a key that is known counts no more."""
     if key.revoked:
         return f"its key, of node {key.node}, was revoked on {key.ends:%Y-%m-%d at %H:%M} UTC"
-    return f"its key, of node {key.node}, has a successor, with which it has to come"
+    mend = f"copy nodes/{key.node} of the server's keys to it, or make another: potluck keys KEYS --renew {key.node}"
+    return f"its key, of node {key.node}, has a successor and counts no more; {mend}"
 
 
 def _decoded(shown: str) -> bytes:
