@@ -132,7 +132,7 @@ def deployed(place: Path, quotas: Sequence[Quota]) -> Generator[SuperLink]:
     for device in DEVICES:
         add_node(keys, device.name)
     with ExitStack() as ends, SuperLink(place / "link", keys) as served:
-        ends.enter_context(Gate(("127.0.0.1", port), served.address, keys, print))
+        ends.enter_context(Gate(("127.0.0.1", port), served.address, keys, print, served.trust))
         served.register()
         for device, quota in zip(DEVICES, quotas, strict=True):
             way = link(device, at := free_port(), port)

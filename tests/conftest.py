@@ -153,7 +153,8 @@ def days_ago(monkeypatch):
                 return datetime.now(tz) - timedelta(days=days)
 
         with monkeypatch.context() as then:
-            then.setattr("potluck.flower.deploy.keys.datetime", Then)
+            for module in ("certificates", "keys"):
+                then.setattr(f"potluck.flower.deploy.{module}.datetime", Then)
             yield
 
     return made

@@ -161,6 +161,7 @@ SHOWN = {
     "budgets.md": "test_the_table_of_the_guide_has_ten_clients",
     "twin.md": "test_the_file_of_the_guide_has_a_device_for_twelve_clients",
     "operate.md": "test_the_guide_shows_what_both_terminals_say",
+    "keys.md": "test_keys_certificates_and_the_authority_change_while_all_run",
 }
 KINDS = {"python", "toml", "console", "bash", "text"}
 

@@ -49,7 +49,7 @@ def deployed(place: Path, count: int, way: str) -> Iterator[SuperLink]:
     for name in names:
         add_node(keys, name)
     nodes: list[subprocess.Popen[bytes]] = []
-    with SuperLink(place / "link", keys) as link, Gate(("127.0.0.1", port), link.address, keys, print):
+    with SuperLink(place / "link", keys) as link, Gate(("127.0.0.1", port), link.address, keys, print, link.trust):
         link.register()
         try:
             for name in names:

@@ -1,5 +1,6 @@
 """What `keys`, `serve` and `join` refuse, in one line, before anything starts."""
 
+import re
 import signal
 import sys
 
@@ -89,7 +90,7 @@ class TestWithFlower:
 
         class Link:
             def __init__(self, *settings):
-                self.address = "127.0.0.1:1"
+                self.address, self.trust = "127.0.0.1:1", None
 
             def __enter__(self):
                 return self
@@ -119,6 +120,70 @@ class TestWithFlower:
         code, said = outcome(monkeypatch, capsys, "keys", "--revoke", "a")
         assert (code, said.out) == (0, "a is revoked\n")
         assert not (tmp_path / "keys/registered/a.pub").exists()
+
+    def test_keys_are_renewed_in_the_same_style_and_listed_alone(self, monkeypatch, capsys, tmp_path):
+        day = r"\d{4}-\d\d-\d\d"
+        outcome(monkeypatch, capsys, "keys", "--node", "a")
+        for words, expected in (
+            (
+                ["--renew", "a"],
+                rf"keys/nodes/a: copy it to a before {day}, when its former key ends, then delete it here",
+            ),
+            (["--renew-server"], rf"keys/server\.crt ends on {day}; a running server takes it up by itself"),
+            (["--renew-authority"], rf"keys/ca\.crt ends on {day}: copy it to each node before its own one ends"),
+            (["--change-authority"], rf"keys/ca\.crt is another authority's: copy it to each node before {day}"),
+        ):
+            code, said = outcome(monkeypatch, capsys, "keys", *words)
+            assert code == 0
+            assert re.fullmatch(f"{expected}\n", said.out), said.out
+        code, said = outcome(monkeypatch, capsys, "keys", "keys")
+        assert code == 0
+        assert [line.partition(":")[0] for line in said.out.splitlines()] == [
+            "authority",
+            "a former authority",
+            "server",
+            "node a",
+        ]
+
+    @pytest.mark.parametrize(
+        ("words", "expected"),
+        [
+            (["--renew", "b"], "keys has no node b; registered: a"),
+            (["--renew", "a", "--overlap", "400"], "--overlap 400: expected a number of days from 0 to 365"),
+            (["--renew-authority", "--change-authority"], "give one; the same authority, or another one"),
+        ],
+    )
+    def test_what_cannot_be_renewed_is_refused_and_changes_nothing(
+        self, words, expected, monkeypatch, capsys, tmp_path
+    ):
+        outcome(monkeypatch, capsys, "keys", "--node", "a")
+        before = {path: path.read_bytes() for path in (tmp_path / "keys").rglob("*") if path.suffix in (".crt", ".pub")}
+        code, said = outcome(monkeypatch, capsys, "keys", *words)
+        assert code == 2
+        assert expected in said.err.splitlines()[-1]
+        assert {path: path.read_bytes() for path in before} == before
+
+    def test_a_server_and_a_node_do_not_start_with_what_others_may_read(self, monkeypatch, capsys, tmp_path):
+        outcome(monkeypatch, capsys, "keys", "--node", "a")
+        for secret, words in (
+            ("keys/nodes/a/node.key", ["join", "127.0.0.1:1", "--keys", "keys/nodes/a", "--state", "state"]),
+            ("keys/server.key", ["serve", "fedavg", "--keys", "keys"]),
+        ):
+            (tmp_path / secret).chmod(0o644)
+            code, said = outcome(monkeypatch, capsys, *words)
+            assert code == 2
+            assert "others may read this secret key (mode 644)" in said.err
+            assert f"chmod 600 {secret}\n" in said.err
+            (tmp_path / secret).chmod(0o600)
+        assert not (tmp_path / "runs").exists()
+
+    def test_a_node_whose_authority_has_ended_does_not_start(self, days_ago, monkeypatch, capsys, tmp_path):
+        with days_ago(3651):
+            outcome(monkeypatch, capsys, "keys", "--node", "a")
+        code, said = outcome(monkeypatch, capsys, "join", "127.0.0.1:1", "--keys", "keys/nodes/a", "--state", "state")
+        assert code == 2
+        assert "keys/nodes/a/ca.crt expired on" in said.err
+        assert "--renew-authority" in said.err
 
     def test_a_served_run_is_resumed_with_other_rules_for_its_rounds_and_no_other_method(self, tmp_path):
         from potluck.cli.flower import _experiment

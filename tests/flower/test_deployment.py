@@ -73,7 +73,7 @@ def deployment(data, tmp_path_factory):
     for name in NODES:
         add_node(keys, name)
     nodes = []
-    with SuperLink(place / "link", keys) as link, Gate(_split(address), link.address, keys, told.append):
+    with SuperLink(place / "link", keys) as link, Gate(_split(address), link.address, keys, told.append, link.trust):
         link.register()
         try:
             for name in NODES:

@@ -67,7 +67,7 @@ def test_a_node_tells_what_the_method_sends_and_some_counts(tmp_path):
     """With the method that sends nothing, this is all that leaves."""
     (introduction, answer, result) = played("local", tmp_path)
     assert introduction[0] == HELLO
-    network = {"architecture", "shapes", "dtypes", "parameters", "frozen", "capacity", "outputs"}
+    network = {"architecture", "shapes", "dtypes", "parameters", "frozen", "capacity", "outputs", "software"}
     assert introduction[1].keys() == network | {"train", "validation", "test", "input_shape", "num_classes", "classes"}
     assert answer[1].keys() == {"client", "answer"}
     assert answer[1]["answer"].keys() == {"losses", "record", "releases", "released", "notes", "cost"}

@@ -1,4 +1,4 @@
-"""`potluck serve`, `join` and `keys`: runs with clients on other machines."""
+"""`potluck serve` and `join`: runs with clients on other machines."""
 
 import importlib.util
 import signal
@@ -48,20 +48,6 @@ def require_flower() -> None:
         raise ConfigError("Flower is not installed, which carries runs across machines: pip install 'potluck[flower]'")
 
 
-def make_keys(folder: Path, addresses: Sequence[str], nodes: Sequence[str], revoke: Sequence[str], days: int) -> None:
-    """Make certificates if there are none or addresses are given, then add and revoke nodes; print what to do next."""
-    from potluck.flower.deploy.keys import SERVER, add_node, certify, revoke_node
-
-    if addresses or not (folder / SERVER).is_file():
-        certify(folder, addresses, days)
-        typer.echo(f"{folder}: for the server, reachable as {', '.join([*addresses, 'localhost'])}; keep it there")
-    for name in revoke:
-        revoke_node(folder, name)
-        typer.echo(f"{name} is revoked")
-    for name in nodes:
-        typer.echo(f"{add_node(folder, name)}: copy it to {name}, then delete it here")
-
-
 def host(
     target: str | None,
     assignments: Sequence[str],
@@ -73,6 +59,7 @@ def host(
     superlink: str | None,
     largest_reply: float,
     status: str | None,
+    allow_versions: bool,
 ) -> None:
     """Serve a run until it ends.
 
@@ -86,6 +73,7 @@ def host(
         superlink: the address of a running one; None starts one behind a gate.
         largest_reply: the most GiB of one reply of a node.
         status: the `host:port` of a page for the operator, see `potluck.cli.status`; None for none.
+        allow_versions: whether nodes with another version of Potluck or another copy of the method may take part.
 
     Raises:
         ConfigError: something is missing, or the experiment cannot be run.
@@ -93,8 +81,8 @@ def host(
         typer.Exit: it was interrupted; with 128 plus the signal's number, as in shells.
     """
     from potluck.cli.status.account import Account
+    from potluck.flower.deploy.checks import check_served
     from potluck.flower.deploy.gate import Gate
-    from potluck.flower.deploy.keys import check_served, expiring
     from potluck.flower.deploy.processes import private_folder
     from potluck.flower.deploy.superlink import SuperLink
     from potluck.flower.server.hosting import run_app, write_app
@@ -119,8 +107,9 @@ def host(
     def say(line: str) -> None:
         console.print(line, highlight=False, markup=False, soft_wrap=True)
 
-    def report(line: str) -> None:  # what is said of nodes and rounds, and no path of ours
-        account.hear(line)
+    def report(line: str) -> None:
+        if not line.startswith("warning: "):  # these name paths of ours, and the page shows what ends
+            account.hear(line)
         say(line)
 
     with ExitStack() as stack:
@@ -131,17 +120,17 @@ def host(
             private_folder(run)  # weights, and numbers of nodes by which others could address them
         run.mkdir(parents=True, exist_ok=True)
         inner = run / "flower"
-        for line in [] if keys is None or superlink is not None else expiring(keys):
-            say(f"warning: {line}")
         try:
             link, sightings = stack.enter_context(SuperLink(inner, keys, superlink)), None
             if superlink is None:
                 for line in link.register():  # before nodes come, who would be taken for second ones
                     report(line)
-                sightings = stack.enter_context(Gate(place, link.address, keys, report, largest)).sightings
+                gate = Gate(place, link.address, keys, report, link.trust, largest)
+                sightings = stack.enter_context(gate).sightings
                 say(f"open at {address}; nodes join by: {_invitation(address, keys)}")
+            app = write_app(inner / "app", experiment, run, largest, allow_versions=allow_versions)
             account.begin(start := _start(experiment, run), sightings)
-            _follow(run_app(link, write_app(inner / "app", experiment, run, largest), run, report), start, account)
+            _follow(run_app(link, app, run, report), start, account)
         except KeyboardInterrupt:
             say(f"potluck: interrupted; resume with: potluck serve --folder {run}")
             raise typer.Exit(128 + signal.SIGINT) from None

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import socket
 import ssl
 import threading
@@ -21,12 +22,14 @@ from flwr.proto.node_pb2 import Node
 
 from potluck.flower.deploy import serving
 from potluck.flower.deploy.gate import Gate, reason_in
-from potluck.flower.deploy.keys import add_node, certify, revoke_node
+from potluck.flower.deploy.keys import add_node, certify, change_authority, renew_node, renew_server, revoke_node
 from potluck.flower.deploy.limits import LOG_LINES, Pace, Reports
 from potluck.flower.deploy.processes import free_port
+from potluck.flower.deploy.registry import keys_of_nodes
 from potluck.flower.deploy.requests import LONGEST_ANNOUNCEMENT, LONGEST_PART, LONGEST_REQUEST
 from potluck.flower.deploy.superlink import FlowerError
-from potluck.flower.node.join import Credentials, Refused, Unreachable, probe
+from potluck.flower.node.join import Credentials, Refused, Unreachable, probe, question
+from potluck.locks import locked
 
 REFUSED = {"code": 0, "detail": "only requests of nodes pass here"}
 NUMBER = 7
@@ -55,7 +58,7 @@ class Inside(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def keys(tmp_path):
-    certify(tmp_path, [], days=1)
+    certify(tmp_path, [], days=365)
     add_node(tmp_path, "a")
     return tmp_path
 
@@ -108,7 +111,8 @@ def opened(keys):
     thread.start()
     port = free_port()
     try:
-        with Gate(("127.0.0.1", port), f"127.0.0.1:{server.server_port}", keys, told.append) as gate:
+        trust = None if keys is None else keys / "ca.crt"
+        with Gate(("127.0.0.1", port), f"127.0.0.1:{server.server_port}", keys, told.append, trust) as gate:
             yield Gated(server, f"127.0.0.1:{port}", keys, told, gate.sightings)
     finally:
         server.shutdown()
@@ -504,3 +508,152 @@ LOUD = b'{"detail": "\\u001b[2Jno\\n2026 INFO all is well"}'
 @pytest.mark.parametrize("body", [b"", b"[]", b"{}", b"[" * 100_000, LOUD])
 def test_a_reason_is_one_line_whoever_gives_it(body):
     assert reason_in(body).isprintable()
+
+
+def passes(gate, key):
+    """Whether a signed request of a node passes."""
+    asked = ActivateNodeRequest(public_key=pem_of(key), heartbeat_interval=30.0).SerializeToString()
+    return gate.ask("/v1/fleet/activate-node", asked, signed(key))[0] == 200
+
+
+@pytest.mark.parametrize("is_written", [True, False])
+def test_a_renewed_node_may_come_with_its_former_key_until_it_has_come_with_the_new_one(keys, is_written):
+    former = key_of(keys)
+    with opened(keys) as gate, ExitStack() as stack:
+        renew_node(keys, "a", overlap=30)
+        new = key_of(keys)
+        assert passes(gate, former)
+        probe(Credentials(gate.address, keys / "nodes" / "a"))  # whoever knows the new public key can ask this
+        assert passes(gate, former)
+        if not is_written:  # as where the server may only read the folder
+            stack.enter_context(locked(keys / ".lock", 0.0, "held"))
+        assert passes(gate, new)
+        status, why = gate.why(PULL, polling(), signed(former))
+        assert status == 403
+        assert why.startswith(
+            "its key, of node a, has a successor and counts no more; copy nodes/a of the server's keys"
+        )
+        assert passes(gate, new)
+        now = datetime.now(UTC)
+        assert sum(key.counts(now) for key in keys_of_nodes(keys)) == 2 - is_written
+
+
+def test_a_former_key_counts_no_more_when_its_time_is_over(keys):
+    former = key_of(keys)
+    with opened(keys) as gate:
+        renew_node(keys, "a", overlap=0)
+        assert not passes(gate, former)
+        assert passes(gate, key_of(keys))
+
+
+def test_a_revoked_node_is_told_since_when_and_the_operator_which_it_is(keys):
+    with opened(keys) as gate:
+        place = add_node(keys, "b")
+        copy = shutil.copytree(place, keys / "copy")
+        revoke_node(keys, "b")
+        since = r"its key, of node b, was revoked on \d{4}-\d\d-\d\d at \d\d:\d\d UTC"
+        with pytest.raises(Refused, match=rf"refuses this node: {since}\Z"):
+            probe(Credentials(gate.address, copy))
+        (line,) = gate.told
+        assert re.fullmatch(rf"refused 127\.0\.0\.1: {since}", line)
+
+
+def test_a_node_hears_what_its_owner_should_know(tmp_path, looks_often):
+    keys = tmp_path / "keys"
+    certify(keys, [], days=20)
+    for name in ("a", "b"):
+        add_node(keys, name)
+    copy = shutil.copytree(keys / "nodes" / "a", tmp_path / "a")
+    with opened(keys) as gate:
+        renew_node(keys, "a", overlap=9)
+        change_authority(keys, days=20, overlap=9)
+        until(lambda: any("nodes are shown the new" in line for line in gate.told))
+        key, authority, server = question(Credentials(gate.address, copy))()
+        assert re.match(r"this node's key has a successor, and counts until \d{4}-\d\d-\d\d: copy nodes/a of the", key)
+        assert re.match(r"the server has another ca.crt than this node: copy the server's over it; a former", authority)
+        assert server.startswith("the server's certificate expires on ")
+        assert question(Credentials(gate.address, keys / "nodes" / "b"))() == [server]
+        told = [line for line in gate.told if line.startswith("node ")]
+        assert [line.partition(";")[0] for line in told] == [
+            "node a has another ca.crt than the server",
+            "node b says that it has the new ca.crt",
+        ]
+
+
+@pytest.mark.parametrize("said", ["x" * 64, "0" * 64, "\x1b[2J", "é"])
+def test_what_a_caller_says_that_it_trusts_is_never_repeated(keys, said):
+    with opened(keys) as gate:
+        headers = {**shown(key_of(keys)), "potluck-trust": said.encode("latin-1")}
+        status, body = gate.ask("/health", headers=headers, method="GET")
+        assert status in (200, 400)
+        assert said not in body.decode() + "".join(gate.told)
+
+
+@pytest.fixture
+def looks_often(monkeypatch):
+    monkeypatch.setattr("potluck.flower.deploy.gate._LOOK_EVERY", 0.02)
+
+
+def until(holds, seconds=20):
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline, "it did not come"
+        time.sleep(0.02)
+
+
+def certificate_of(gate):
+    """The certificate that a gate shows to a new caller."""
+    connection = gate.connected()
+    with closing(connection):
+        connection.connect()
+        return connection.sock.getpeercert()["serialNumber"]
+
+
+def test_a_gate_shows_a_renewed_certificate_without_a_stop(keys, looks_often):
+    with opened(keys) as gate:
+        before, line = certificate_of(gate), gate.connected()
+        with closing(line):
+            line.connect()
+            end = renew_server(keys, days=365)
+            until(lambda: certificate_of(gate) != before)
+            line.request("GET", "/health", headers=shown(key_of(keys)))  # a connection of before goes on
+            assert line.getresponse().status == 200
+        probe(Credentials(gate.address, keys / "nodes" / "a"))
+        assert passes(gate, key_of(keys))  # and the SuperLink is still known by what it has shown at its start
+        assert gate.told == [f"nodes are shown the new {keys / 'server.crt'}, which expires on {end:%Y-%m-%d}"]
+
+
+def test_a_gate_goes_on_with_its_certificate_if_the_new_one_cannot_be_used(keys, looks_often):
+    with opened(keys) as gate:
+        before = certificate_of(gate)
+        (keys / "server.crt").write_text("none")
+        until(lambda: any(f"the new {keys / 'server.crt'} cannot be used" in line for line in gate.told))
+        assert certificate_of(gate) == before
+        certify(keys, [], days=365)  # as an operator mends it
+        until(lambda: certificate_of(gate) != before)
+
+
+def test_nodes_with_the_former_and_the_new_authority_pass_a_gate_that_was_open_all_the_time(keys, looks_often):
+    former = shutil.copytree(keys / "nodes" / "a", keys / "copy")
+    with opened(keys) as gate:
+        change_authority(keys, days=365, overlap=30)
+        until(lambda: any("nodes are shown the new" in line for line in gate.told))
+        for place in (former, keys / "nodes" / "a"):
+            probe(Credentials(gate.address, place))
+            assert passes(gate, key_of(keys))
+
+
+def test_a_gate_warns_its_operator_of_what_ends_and_of_what_is_damaged(tmp_path, days_ago, looks_often):
+    with days_ago(2):
+        certify(tmp_path, [], days=1)
+        add_node(tmp_path, "a")
+    told = []
+    with Gate(("127.0.0.1", free_port()), "127.0.0.1:1", tmp_path, told.append):
+        until(lambda: told)
+    assert told[0].startswith(f"warning: {tmp_path / 'server.crt'} expired on ")
+    certify(tmp_path, [], days=365)
+    (tmp_path / "registered" / "b.pub").write_text("none")
+    told.clear()
+    with Gate(("127.0.0.1", free_port()), "127.0.0.1:1", tmp_path, told.append):
+        until(lambda: told)
+    assert told[0].startswith(f"warning: {tmp_path / 'registered' / 'b.pub'} holds no public key")

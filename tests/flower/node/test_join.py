@@ -12,6 +12,7 @@ import tempfile
 import threading
 import time
 from contextlib import contextmanager, suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,7 @@ from flwr.supercore.constant import TaskType
 from potluck.core.ground.errors import CheckpointError
 from potluck.experiment.running.execute import holding
 from potluck.flower.deploy.gate import Gate
-from potluck.flower.deploy.keys import add_node, certify, revoke_node
+from potluck.flower.deploy.keys import add_node, certify, renew_node, revoke_node
 from potluck.flower.deploy.processes import free_port
 from potluck.flower.deploy.superlink import FlowerError
 from potluck.flower.node.config import NodeConfig
@@ -37,8 +38,11 @@ from potluck.flower.node.join import (
     Watch,
     _Life,
     _News,
+    _notices,
+    _Renewal,
     _Waits,
     probe,
+    question,
     run_node,
 )
 
@@ -139,7 +143,9 @@ def test_the_same_trouble_is_told_once():
 
 def test_a_flower_that_listens_elsewhere_is_not_used(tmp_path):
     home, door = NodeConfig(tmp_path), tmp_path / "runtime.sock"
-    life = _Life([], lambda: None, home, door, _News(lambda line: None), lambda: None)
+    say = _News(lambda line: None)
+    renewal = _Renewal(Credentials("127.0.0.1:1", None), say)
+    life = _Life([], list, home, door, say, lambda: None, renewal, lambda lines: None)
     (tmp_path / "node.log").write_text("INFO: SuperNode ID: 1\n")
     with pytest.raises(FlowerError, match="others could take this node's tasks"):
         life._read_logs()
@@ -152,7 +158,7 @@ def test_a_second_node_in_the_same_folder_does_not_start(tmp_path):
 
 @pytest.fixture
 def keys(tmp_path):
-    certify(tmp_path / "keys", [], days=1)
+    certify(tmp_path / "keys", [], days=365)
     add_node(tmp_path / "keys", "a")
     return tmp_path / "keys"
 
@@ -164,8 +170,117 @@ def test_an_expired_certificate_is_named_at_both_ends(keys, days_ago):
     with Gate(("127.0.0.1", port), "127.0.0.1:1", keys, told.append):
         with pytest.raises(Refused, match="its certificate has expired; make a new one"):
             probe(Credentials(f"127.0.0.1:{port}", keys / "nodes" / "a"))
-        line = "refused a caller: our certificate has expired; make a new one, and start the server anew"
-        until(lambda: told == [line])  # while the gate is open: the caller knows before the gate does
+        line = "refused a caller: our certificate has expired; make a new one: potluck keys KEYS --renew-server"
+        until(lambda: told[1:] == [line])  # while the gate is open: the caller knows before the gate does
+
+
+@contextmanager
+def gated(keys, told):
+    """The address of a gate with these keys, and nothing behind it."""
+    port = free_port()
+    with Gate(("127.0.0.1", port), "127.0.0.1:1", keys, told.append):
+        yield f"127.0.0.1:{port}"
+
+
+def test_new_keys_are_taken_when_they_are_whole_and_the_server_takes_them(keys, tmp_path):
+    place, said, told = Path(shutil.copytree(keys / "nodes" / "a", tmp_path / "a")), [], []
+    certify(tmp_path / "strangers", [], days=365)
+    with gated(keys, told) as address:
+        renewal = _Renewal(Credentials(address, place), _News(said.append))
+        assert not any(renewal.look() for _ in range(3))
+        for new, wrong in (
+            (add_node(tmp_path / "strangers", "a") / "node.key", "its key is not registered"),
+            (keys / "server.key", "holds no secret key of a node"),
+        ):
+            (place / "node.key").write_bytes(new.read_bytes())
+            assert not any(renewal.look() for _ in range(3))
+            assert wrong in said[-1]
+            assert said[-1].endswith("; going on with those of before")
+        renew_node(keys, "a", overlap=3)
+        (place / "node.key").write_bytes((keys / "nodes" / "a" / "node.key").read_bytes())
+        assert [renewal.look() for _ in range(2)] == [False, True]  # not at once: it may still be written
+        assert renewal.is_done
+        assert len(said) == 2
+
+
+def test_new_keys_are_tried_again_when_no_server_answers(keys, tmp_path, monkeypatch):
+    place = Path(shutil.copytree(keys / "nodes" / "a", tmp_path / "a"))
+    monkeypatch.setattr("potluck.flower.node.join._ASK_EVERY", 0.0)
+    with gated(keys, []) as address:
+        pass
+    renewal = _Renewal(Credentials(address, place), _News(lambda line: None))
+    (place / "node.key").touch()
+    assert not any(renewal.look() for _ in range(3))
+    with Gate(("127.0.0.1", int(address.partition(":")[2])), "127.0.0.1:1", keys, lambda line: None):
+        assert renewal.look()
+
+
+def test_a_node_switches_keys_between_two_jobs(tmp_path, monkeypatch):
+    """What Flower's program says shows when there is none; of a log that was begun anew, only what is left."""
+    home, heard, looked = NodeConfig(tmp_path), [], []
+    words = iter(["Receiving: a", "x", "Sent successfully", "Receiving: b", "Failed to send message", "x"])
+
+    class Renewal:
+        def look(self):
+            looked.append(len(heard))
+            return len(looked) == 3
+
+    class Running:
+        def poll(self):
+            return None
+
+    def new_in(log):
+        if log.name != "node.log":
+            return []
+        heard.append(next(words))
+        return heard[-1:]
+
+    life = _Life([], list, home, tmp_path / "runtime.sock", _News(lambda line: None), list, Renewal(), list)
+    for name, stand_in in (("_move_in", Running), ("_start", Running), ("_is_stuck", lambda watch: False)):
+        monkeypatch.setattr(life, name, stand_in)
+    monkeypatch.setattr(life, "_new_in", new_in)
+    monkeypatch.setattr("potluck.flower.node.join._LOOK_EVERY", 0.0)
+    monkeypatch.setattr("potluck.flower.node.join.stop", lambda process: None)
+    assert life.until_it_ends() == "the keys are new"
+    assert looked == [3, 5, 6]
+
+
+LOUD = json.dumps({"notices": ["\x1b[2Jno\n2026 INFO all is well", {"a": 1}, 3, "x" * 10**4, *map(str, range(50))]})
+
+
+@pytest.mark.parametrize(
+    "body",
+    ["", "[]", "{}", "[" * 100_000, '{"notices": 3}', '{"notices": "abc"}', '{"notices": {"a": 1}}', LOUD, '"\ud800'],
+)
+def test_what_a_server_has_the_owner_know_is_a_few_clean_lines(body):
+    lines = _notices(body.encode(errors="surrogatepass"))
+    assert len(lines) <= 8
+    assert all(line.isprintable() and len(line) <= 520 and line.endswith("(says the server)") for line in lines)
+
+
+class Endless(BaseHTTPRequestHandler):
+    """A server whose answer does not end."""
+
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+        with suppress(OSError):
+            while True:
+                self.wfile.write(b"x" * 2**12)
+
+    def log_message(self, *arguments):
+        pass
+
+
+def test_an_answer_without_end_is_cut_off():
+    with ThreadingHTTPServer(("127.0.0.1", 0), Endless) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            assert question(Credentials(f"127.0.0.1:{server.server_port}", None))() == []
+        finally:
+            server.shutdown()
+            thread.join()
 
 
 def test_who_passes_connections_on_to_nobody_is_no_server_without_encryption(keys):
@@ -400,6 +515,7 @@ def a_second_node_with_a_key_hears_so(federation):
 
 def a_revoked_node_hears_so(federation, node):
     revoke_node(federation.place / "keys", "b")
-    assert federation.hears("b", "refuses this node: its key is not registered") < 60  # 3 where a processor is free
+    why = r"refuses this node: its key, of node b, was revoked on 2\d{3}-\d\d-\d\d at \d\d:\d\d UTC"
+    assert federation.hears("b", why) < 60  # 3 where a processor is free
     federation.hears("server", "node b is revoked")
     assert node.poll() is None

@@ -176,10 +176,11 @@ class Mine(FedAvg):
 def test_an_app_is_a_description_and_no_code(run, tmp_path):
     (tmp_path / "mine.py").write_text(METHOD)
     experiment = resolve({"method": {"name": str(tmp_path / "mine.py")}})
-    app = write_app(tmp_path / "app", experiment, run, largest=7)
+    app = write_app(tmp_path / "app", experiment, run, largest=7, allow_versions=True)
     assert sorted(path.name for path in app.iterdir()) == ["pyproject.toml"]
     config = tomllib.loads((app / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
     assert resolve(json.loads(config["experiment"])).tree() == experiment.tree()
-    assert config.keys() == {"experiment", "folder", "largest-reply"}
+    assert config.keys() == {"experiment", "folder", "largest-reply", "allow-versions"}
+    assert config["allow-versions"] is True
     assert config["folder"] == str(run.resolve())
     assert config["largest-reply"] == 7

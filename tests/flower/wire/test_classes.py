@@ -21,6 +21,7 @@ from potluck.flower.server.nodes import NodesMissing
 from potluck.flower.server.serve import NODES, serve
 from potluck.flower.wire.classes import MOST_NAMES, Classes, told
 from potluck.flower.wire.envelope import wrap
+from potluck.flower.wire.software import Software
 from potluck.records import CHECKPOINT, CLIENTS, LAST, MANIFEST, PARTITION, ROUNDS, Checkpoint
 from potluck.testing.loopback import Loopback, through
 
@@ -52,8 +53,10 @@ def table(dataset, clients, **federation):
 
 def introduced(home, tree):
     """What a node says to a server with this experiment, and the only line of it if it refuses."""
-    header = {"experiment": tree, "run": "run-1", "client": 0, "classes": told(common_classes(resolve(tree)))}
-    said = NodeService(home).answer(HELLO, (header, b""))[0]
+    of = resolve(tree)
+    software = {**Software.with_method(of.method).entries(), "others": False}
+    header = {"experiment": tree, "run": "run-1", "client": 0, "classes": told(common_classes(of))}
+    said = NodeService(home).answer(HELLO, ({**header, "software": software}, b""))[0]
     assert "\n" not in said.get("refusal", "")
     return said
 

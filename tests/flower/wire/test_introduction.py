@@ -23,6 +23,7 @@ from potluck.flower.server.nodes import NodesMissing
 from potluck.flower.server.serve import NODES, _Meeting, _Met, remote_assembly
 from potluck.flower.wire.envelope import unwrap, wrap
 from potluck.flower.wire.introduction import Introduction, Network, Refusal
+from potluck.flower.wire.software import Software
 from potluck.testing.loopback import Loopback
 
 NET = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2))
@@ -115,12 +116,17 @@ def experiment(clients=3, method="fedavg", **run):
     return resolve({"federation": federation, "method": {"name": method}, "run": {"tolerate_failures": True, **run}})
 
 
-def introduced(client=0, **changed):
+def introduced(client=0, method="fedavg", **changed):
     """How an honest node would introduce itself, with some words replaced."""
     base = assemble_server(experiment())
     network = Network.of(base.build("cnn2(width=4)", Key(("test",))))
     header = Introduction("cnn2(width=4)", 1.0, network, 40, 4, 10, (1, 8, 8), 10, DIGITS).header()
-    return {**header, **changed}
+    return {**header, **software(method), **changed}
+
+
+def software(method):
+    """What a node with the server's own software says of it."""
+    return {"software": Software.with_method(experiment(method=method).method).entries()}
 
 
 def saying(header):
@@ -132,12 +138,12 @@ def silent(message):
     raise RuntimeError("this node fails")
 
 
-def meet(nodes, of=None):
+def meet(nodes, of=None, *, allow_versions=False):
     of, said = of or experiment(), []
     grid = Loopback(nodes)
     header = {"experiment": of.tree(), "run": "run-1", "code": None}
-    met = _Meeting(grid, of, assemble_server(of), common_classes(of), header, said.append).first()
-    return met, said
+    meeting = _Meeting(grid, of, assemble_server(of), common_classes(of), header, said.append)
+    return replace(meeting, allow_versions=allow_versions).first(), said
 
 
 def test_meeting_takes_nodes_in_the_order_of_their_names():
@@ -276,17 +282,20 @@ def test_meeting_compares_a_network_of_the_experiments_name_with_the_experiments
     assert re.search(reason, said[0]), said[0]
 
 
-def own_network():
+def own_network(method="local"):
     net = nn.Linear(64, 10)
     network = Network.of(net)
-    return Introduction("nets.py:mine", 1.0, network, 40, 4, 10, (1, 8, 8), 10, DIGITS).header()
+    return Introduction("nets.py:mine", 1.0, network, 40, 4, 10, (1, 8, 8), 10, DIGITS).header() | software(method)
 
 
 def test_meeting_takes_a_network_of_a_nodes_own_where_the_server_builds_none():
-    nodes = {"a": saying(introduced()), "b": saying(own_network()), "c": saying(introduced())}
-    met, said = meet(nodes, experiment(method="local"))
+    def nodes(method):
+        like_the_server = saying(introduced(method=method))
+        return {"a": like_the_server, "b": saying(own_network(method)), "c": like_the_server}
+
+    met, said = meet(nodes("local"), experiment(method="local"))
     assert (met.names, said) == ({0: "a", 1: "b", 2: "c"}, [])
-    met, said = meet(nodes, experiment(method="fedavg"))
+    met, said = meet(nodes("fedavg"), experiment(method="fedavg"))
     assert met.names == {0: "a", 2: "c"}
     assert "add it to federation.models, or use a method that does not, such as fedmd" in said[0]
 
@@ -324,3 +333,112 @@ def test_a_nodes_service_answers_whatever_it_is_sent(tmp_path):
 def test_words_of_another_version_are_refused_by_name():
     with pytest.raises(WireError, match="the other side speaks version 1 of the wire, this one 5"):
         unwrap(RecordDict({"potluck": ConfigRecord({"version": 1, "words": "{}"})}))
+
+
+OURS = Software.with_method(experiment().method)
+
+
+def saying_of_itself(**changed):
+    """A node that says something else of its software."""
+    return saying(introduced(software={**OURS.entries(), **changed}))
+
+
+def unsaid():
+    """A node as they were before they said which software they have."""
+    header = introduced()
+    del header["software"]
+    return saying(header)
+
+
+OTHERS = {
+    "another version": (saying_of_itself(version="0.0.9"), "the node has Potluck 0.0.9, and the server "),
+    "another method": (saying_of_itself(method="ab" * 16), "the node's copy of the run's method is another"),
+    "no method": (saying_of_itself(method=None), "digest none, there "),
+    "nothing": (unsaid(), "the node does not say which version of Potluck it has"),
+}
+
+
+@pytest.mark.parametrize("case", OTHERS)
+def test_a_node_with_other_software_is_named_and_refused_unless_it_is_allowed(case):
+    node, why = OTHERS[case]
+    nodes = {"a": saying(introduced()), "b": node, "c": saying(introduced())}
+    met, said = meet(nodes)
+    assert met.names == {0: "a", 2: "c"}
+    assert said[0].startswith("node b takes no part: ")
+    assert why in said[0]
+    assert said[0].endswith("or let others take part: potluck serve --allow-versions")
+    met, said = meet(nodes, allow_versions=True)
+    assert met.names == {0: "a", 1: "b", 2: "c"}
+    (line,) = said
+    assert line.startswith("node b takes part all the same: ")
+    assert why in line
+
+
+def test_a_node_without_a_network_has_code_of_its_own_and_need_not_say_which():
+    bare = Introduction("forest", 1.0, Network({}, {}, frozenset()), 40, 4, 10, (1, 8, 8), 10, DIGITS).header()
+    of = experiment(method="fd")
+    nodes = {"a": saying(bare), **{name: saying(introduced(method="fd")) for name in "bc"}}
+    met, said = meet(nodes, of)
+    assert (met.names, said) == ({0: "a", 1: "b", 2: "c"}, [])
+
+
+def test_what_is_not_protected_a_node_says_of_its_software_what_it_likes():
+    met, said = meet({name: saying_of_itself() for name in "abc"})
+    assert (len(met.names), said) == (3, [])
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        3, [], {}, "1.0", {"version": "1.0"}, {"method": None}, {**OURS.entries(), "others": True},
+        *({**OURS.entries(), "version": version} for version in (None, 1, "", "x" * 65, ["1"])),
+        *({**OURS.entries(), "method": method} for method in ("", "x" * 32, "AB" * 16, "ab" * 17, 3, ["ab" * 16])),
+    ],
+)  # fmt: skip
+def test_introduction_refuses_software_that_is_none(said):
+    with pytest.raises(WireError, match="its introduction: software"):
+        Introduction.read({**RIGHT.header(), "software": said})
+
+
+def test_a_version_cannot_forge_a_line():
+    loud = {**OURS.entries(), "version": "1\x1b[2J\n2026 INFO all is well"}
+    found = Introduction.read({**RIGHT.header(), "software": loud}).software
+    assert found.version.isprintable()
+    assert found.difference(OURS).isprintable()
+
+
+def header_of(**software):
+    """What a server asks with."""
+    of = experiment(clients=1)
+    told = {"count": 10, "names": list(DIGITS)}
+    return {"experiment": of.tree(), "run": "run-1", "client": 0, "code": None, "classes": told, **software}
+
+
+def test_a_node_says_its_software_to_those_who_say_theirs(tmp_path):
+    service = NodeService(NodeConfig(tmp_path))
+    assert "software" not in service.answer(HELLO, (header_of(), b""))[0]  # an earlier server would refuse it
+    for others in (False, True):
+        asked = {"version": "9.9", "method": None, "others": others, "more": "by and by"}
+        said = service.answer(HELLO, (header_of(software=asked), b""))[0]
+        assert said["software"] == OURS.entries()
+
+
+@pytest.mark.parametrize("theirs", [{"version": "9.9"}, {"method": "ab" * 16}])
+def test_a_node_computes_nothing_for_a_server_with_other_software_that_wants_the_same(tmp_path, theirs):
+    """Also if it has introduced itself long ago: either side may have been exchanged since."""
+    service = NodeService(NodeConfig(tmp_path))
+    job = {"handler": "local_update", "key": [0, "client", 1, 0, 0], "round": 1, "record": None}
+
+    def reason(others, **changed):
+        header = header_of(software={**OURS.entries(), **changed, "others": others}) | job
+        return service.answer("train.job", (header, b""))[0]["failure"]["reason"]
+
+    refusal = "or let others take part: potluck serve --allow-versions"
+    assert refusal in reason(False, **theirs)
+    assert refusal not in reason(True, **theirs)
+    assert refusal not in reason(False)
+
+
+@pytest.mark.parametrize("software", [3, {}, {"version": "", "method": None, "others": True}, {"version": "1.0"}])
+def test_a_node_refuses_what_is_no_software_of_a_servers(tmp_path, software):
+    assert "refusal" in NodeService(NodeConfig(tmp_path)).answer(HELLO, (header_of(software=software), b""))[0]

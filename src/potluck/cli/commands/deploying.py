@@ -31,13 +31,31 @@ def keys(
     ] = None,
     node: Annotated[list[str] | None, typer.Option(help="Name of a node that gets a key.")] = None,
     revoke: Annotated[list[str] | None, typer.Option(help="Name of a node to revoke.")] = None,
+    renew: Annotated[list[str] | None, typer.Option(help="Name of a node that gets another key.")] = None,
+    renew_server: Annotated[
+        bool, typer.Option("--renew-server", help="Another certificate of the server's, for the same addresses.")
+    ] = False,
+    renew_authority: Annotated[
+        bool,
+        typer.Option("--renew-authority", help="The same authority with a later end; copy its ca.crt to nodes."),
+    ] = False,
+    change_authority: Annotated[
+        bool, typer.Option("--change-authority", help="Another authority; copy its ca.crt to nodes.")
+    ] = False,
     days: Annotated[int, typer.Option(help="Days for which the server's certificate is valid.")] = 365,
+    overlap: Annotated[
+        int, typer.Option(help="Days for which a former key or authority counts beside its successor.")
+    ] = 30,
 ) -> None:
-    """Make certificates and nodes' keys for a federation across machines."""
-    from potluck.cli.flower import make_keys, require_flower
+    """Make certificates and nodes' keys for a federation across machines, renew them, or list them and their ends."""
+    from potluck.cli.flower import require_flower
+    from potluck.cli.keys import KeyChanges, change_keys
 
     require_flower()
-    make_keys(folder, address or [], node or [], revoke or [], days)
+    changes = KeyChanges(
+        address or [], node or [], revoke or [], renew or [], renew_server, renew_authority, change_authority
+    )
+    change_keys(folder, changes, days, overlap)
 
 
 def public(
@@ -88,6 +106,10 @@ def serve(
         str | None,
         typer.Option(help="HOST:PORT of a page with how the run and its nodes stand, such as 127.0.0.1:8600."),
     ] = None,
+    allow_versions: Annotated[
+        bool,
+        typer.Option("--allow-versions", help="Nodes with another version of Potluck or of the method may take part."),
+    ] = False,
 ) -> None:
     """Run a federation whose clients are nodes on other machines."""
     from potluck.cli.flower import host, require_flower
@@ -105,6 +127,7 @@ def serve(
         superlink=superlink,
         largest_reply=largest_reply,
         status=status,
+        allow_versions=allow_versions,
     )
 
 

@@ -15,7 +15,8 @@ from potluck.cli.status.overview import Company, FailedReply, NodeStanding, Over
 from potluck.core.ground.errors import PotluckError
 from potluck.core.ground.text import one_line
 from potluck.experiment.watching.observers import RunStart
-from potluck.flower.deploy.keys import ends_in, registered
+from potluck.flower.deploy.checks import ends_in
+from potluck.flower.deploy.registry import registered
 from potluck.flower.deploy.sightings import Sightings
 from potluck.flower.server.hosting import NodeRefused
 from potluck.flower.server.serve import names_in

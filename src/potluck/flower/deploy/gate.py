@@ -18,20 +18,27 @@ from typing import Any, Self
 import httpx
 from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
 
+from potluck.core.ground.errors import PotluckError
 from potluck.core.ground.text import one_line
 from potluck.flower import LARGEST_REPLY
-from potluck.flower.deploy.keys import CA, SERVER, SERVER_KEY
+from potluck.flower.deploy.certificates import fingerprint_of
+from potluck.flower.deploy.checks import Daily, expiring, expiring_at_server
+from potluck.flower.deploy.keys import CA, bridges_in
 from potluck.flower.deploy.limits import Pace, Reports, Say
 from potluck.flower.deploy.members import KEY_HEADER, Caller, Members
 from potluck.flower.deploy.requests import Conversation, Inadmissible, NodeRequest, requests_of_nodes
 from potluck.flower.deploy.serving import Head, HttpAnswer, Serving, Visit, refusing_answer
 from potluck.flower.deploy.sightings import Sighting, Sightings
 from potluck.flower.deploy.superlink import FlowerError
+from potluck.flower.deploy.tls import Security
 
-__all__ = ["HEALTH", "KEY_HEADER", "Gate", "reason_in"]
+__all__ = ["HEALTH", "KEY_HEADER", "TRUST_HEADER", "Gate", "reason_in"]
 
 HEALTH = "/health"
-"""The path at which a node may check whether it is registered."""
+"""The path at which a node may check whether it is registered, and hears what its owner should know."""
+
+TRUST_HEADER = "potluck-trust"
+"""The header by which a node says there which authority it knows: the fingerprint of its `ca.crt`."""
 
 RATE, BURST = 32.0, 128.0
 """Requests of one node: per second, and at once. A node that waits for work asks every few seconds, and one that sends
@@ -43,6 +50,8 @@ AT_ONCE = 4
 _REMEMBERED = 1024  # nodes, if anybody may be one
 
 _TURN = 60.0  # seconds until the same refusal is reported again
+_LOOK_EVERY = 2.0  # seconds until it is looked whether there is another certificate
+_WARN_EVERY = 3600.0  # seconds until it is looked what ends soon
 _INSIDE_WITHIN = httpx.Timeout(60.0)
 
 
@@ -53,7 +62,9 @@ class Gate:
         address: the `host:port` to listen at.
         inside: the SuperLink's address.
         keys: folder of `potluck keys`; None for no encryption.
-        say: called with refusals and their reasons, a bounded number of times a minute.
+        say: called with refusals and their reasons, a bounded number of times a minute, and daily with what ends
+            soon.
+        trust: the certificate by which the SuperLink is known; None if it does not encrypt.
         largest: the most bytes of one reply of a node.
 
     Attributes:
@@ -61,12 +72,19 @@ class Gate:
     """
 
     def __init__(
-        self, address: tuple[str, int], inside: str, keys: Path | None, say: Say, largest: int = LARGEST_REPLY
+        self,
+        address: tuple[str, int],
+        inside: str,
+        keys: Path | None,
+        say: Say,
+        trust: Path | None = None,
+        largest: int = LARGEST_REPLY,
     ) -> None:
         self._address = address
         self.sightings = Sightings()
-        desk = _Desk(inside, keys, say, largest, self.sightings)
-        self._serving = Serving(address, desk, None if keys is None else _security(keys))
+        security = None if keys is None else Security(keys)
+        desk = _Desk(_connections(inside, trust), keys, security, say, largest, self.sightings)
+        self._serving = Serving(address, desk, None if security is None else security.context)
 
     def __enter__(self) -> Self:
         host, port = self._address
@@ -85,15 +103,19 @@ class Gate:
 class _Desk:
     """Decides which requests pass, and passes them on."""
 
-    def __init__(self, inside: str, keys: Path | None, say: Say, largest: int, sightings: Sightings) -> None:
-        trust = ssl.create_default_context(cafile=str(keys / CA)) if keys is not None else False
-        unlimited = httpx.Limits(max_connections=None, max_keepalive_connections=64)  # each node's share is bounded
-        self.inside = httpx.AsyncClient(
-            base_url=f"{'http' if keys is None else 'https'}://{inside}", verify=trust, timeout=_INSIDE_WITHIN,
-            limits=unlimited, trust_env=False,
-        )  # fmt: skip
+    def __init__(
+        self,
+        inside: httpx.AsyncClient,
+        keys: Path | None,
+        security: Security | None,
+        say: Say,
+        largest: int,
+        sightings: Sightings,
+    ) -> None:
+        self.inside, self.sightings = inside, sightings
         self.of_nodes, self._of_strangers = Reports(say, "nodes"), Reports(say, "strangers")
-        self.sightings = sightings
+        self._say, self._daily = say, Daily(lambda line: say(f"warning: {line}"))
+        self._keys, self._security = keys, security
         self._members = Members(keys)
         self._requests = requests_of_nodes(registered=keys is not None)
         self._largest = largest
@@ -104,8 +126,8 @@ class _Desk:
         request = self._requests.get(head.path) if head.method == "POST" else None
         try:
             if head.method == "GET" and head.path == HEALTH:
-                self._members.shown(head.headers)
-                return HttpAnswer(200, b'{"status": "ok"}')
+                _, name = self._members.shown(head.headers)
+                return HttpAnswer(200, json.dumps({"status": "ok", "notices": self._notices(name, head)}).encode())
             if request is None:
                 raise Inadmissible(404, "only requests of nodes pass here")
             caller = self._members.prove(head.headers, head.host)
@@ -117,15 +139,51 @@ class _Desk:
 
     def hung_up(self, error: ssl.SSLError) -> None:
         """Report a caller that does not speak TLS as we do."""
-        self._of_strangers(f"refused a caller: {_fault(error)}")
+        if self._security is not None:
+            self._of_strangers(f"refused a caller: {self._security.fault(error)}")
 
     async def watch(self) -> None:
-        """Begin a new minute of reports now and then; at the end, close the connections to the SuperLink."""
+        """Look after the certificate and the reports; at the end, close the connections to the SuperLink."""
+        looks = 0
         async with self.inside:
             while True:
-                await asyncio.sleep(_TURN)
-                self.of_nodes.turn()
-                self._of_strangers.turn()
+                self._look(warn=looks * _LOOK_EVERY % _WARN_EVERY == 0)
+                await asyncio.sleep(_LOOK_EVERY)
+                looks += 1
+                if looks * _LOOK_EVERY % _TURN == 0:
+                    self.of_nodes.turn()
+                    self._of_strangers.turn()
+
+    def _look(self, *, warn: bool) -> None:
+        """Take up a new certificate, and warn of what ends soon."""
+        if self._keys is None or self._security is None:
+            return
+        try:
+            if (news := self._security.look()) is not None:
+                self._say(news)
+            if warn:
+                self._daily(expiring(self._keys))
+        except (PotluckError, OSError) as error:  # a file is damaged, or is just being exchanged
+            self._daily([str(error)])
+
+    def _notices(self, name: str, head: Head) -> list[str]:
+        """What the owner of a node should know of its keys and the server's; tells the operator who lags behind."""
+        if self._keys is None:
+            return []
+        found = self._members.notices(head.headers)
+        try:
+            known, bridges = head.headers.get(TRUST_HEADER), bridges_in(self._keys)
+            if known is not None and known != fingerprint_of(self._keys / CA):
+                until = (
+                    f"; a former authority counts until {bridges[0].not_valid_after_utc:%Y-%m-%d}" if bridges else ""
+                )
+                found.append(f"the server has another ca.crt than this node: copy the server's over it{until}")
+                self.of_nodes(f"{name} has another ca.crt than the server{until}")
+            elif known is not None and bridges:
+                self.of_nodes(f"{name} says that it has the new ca.crt")
+            return [*found, *expiring_at_server(self._keys)]
+        except (PotluckError, OSError):  # `watch` says so
+            return found
 
     def _node(self, caller: Caller) -> "_Node":
         node = self._known.pop(caller.key, None) or _Node(caller.key, self._largest)
@@ -211,23 +269,14 @@ class _Visit:
             self.desk.sightings.note(name, found, down=down, up=up, why=why)
 
 
-def _security(keys: Path) -> ssl.SSLContext:
-    """The server's side of TLS."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.load_cert_chain(keys / SERVER, keys / SERVER_KEY)
-    return context
-
-
-def _fault(error: ssl.SSLError) -> str:
-    reason = (error.reason or str(error)).lower().replace("_", " ")
-    if reason in ("http request", "wrong version number"):
-        return "it does not encrypt (no TLS)"
-    if "certificate expired" in reason:
-        return "our certificate has expired; make a new one, and start the server anew"
-    if "unknown ca" in reason or "certificate unknown" in reason:
-        return "it does not trust our certificate; has it the ca.crt of these keys?"
-    return f"TLS failed ({reason})"
+def _connections(inside: str, trust: Path | None) -> httpx.AsyncClient:
+    """Connections to the SuperLink."""
+    known = False if trust is None else ssl.create_default_context(cafile=str(trust))
+    unlimited = httpx.Limits(max_connections=None, max_keepalive_connections=64)  # each node's share is bounded
+    return httpx.AsyncClient(
+        base_url=f"{'http' if trust is None else 'https'}://{inside}", verify=known, timeout=_INSIDE_WITHIN,
+        limits=unlimited, trust_env=False,
+    )  # fmt: skip
 
 
 def reason_in(body: bytes) -> str:

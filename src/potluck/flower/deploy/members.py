@@ -1,4 +1,4 @@
-"""Who asks: the registered keys, and the proof that a caller holds one.
+"""Who asks: the keys of nodes, and the proof that a caller holds one.
 
 Flower's nodes sign the time of every request. The SuperLink checks the signature, but only after it has read the
 request; the gate checks it first, so that a public key in a header, which is no secret, opens nothing.
@@ -6,8 +6,9 @@ request; the gate checks it first, so that a public key in a header, which is no
 
 import binascii
 import re
-from base64 import b64decode, b64encode
+from base64 import b64decode
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import lru_cache
@@ -18,7 +19,9 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_pem_public_key
 
-from potluck.flower.deploy.keys import key_of, registered
+from potluck.core.ground.errors import PotluckError
+from potluck.flower.deploy.keys import retire_former_keys
+from potluck.flower.deploy.registry import NodeKey, Registry
 from potluck.flower.deploy.requests import Inadmissible
 
 KEY_HEADER, TIME_HEADER, SIGNATURE_HEADER = "flwr-public-key", "flwr-timestamp", "flwr-signature"
@@ -58,28 +61,41 @@ class Caller:
 
 
 class Members:
-    """The registered keys, read again when files are added or removed.
+    """The keys of nodes, read again when their files change.
 
     Args:
         keys: folder of `potluck keys`; None if everybody with a key of their own may take part.
     """
 
     def __init__(self, keys: Path | None) -> None:
-        self._keys = keys
-        self._files: dict[str, Path] = {}
-        self._names: dict[str, str] = {}
+        self._registry = None if keys is None else Registry(keys)
+        self._ended = set[bytes]()
 
     def shown(self, headers: Mapping[str, str]) -> tuple[str, str]:
         """The key that a request shows, in the format of requests, and its name.
 
         Raises:
-            Inadmissible: it is not registered.
+            Inadmissible: it is not registered, or counts no more.
         """
         shown = headers.get(KEY_HEADER, "")
-        name = self._name_of(shown)
-        if name is None:
+        if self._registry is None:
+            return shown, "node"
+        key = self._registry.keys().get(_decoded(shown))
+        if key is None:
             raise Inadmissible(403, "its key is not registered")
-        return shown, name
+        if not self._counts(key):
+            raise Inadmissible(403, _why_not(key))
+        return shown, f"node {key.node}"
+
+    def notices(self, headers: Mapping[str, str]) -> list[str]:
+        """What the owner of a node that shows this key should know of it."""
+        key = None if self._registry is None else self._registry.keys().get(_decoded(headers.get(KEY_HEADER, "")))
+        if key is None or key.ends is None:
+            return []
+        return [
+            f"this node's key has a successor, and counts until {key.ends:%Y-%m-%d}: copy nodes/{key.node} of the"
+            " server's keys over the files here"
+        ]
 
     def prove(self, headers: Mapping[str, str], host: str) -> Caller:
         """Who signed a request.
@@ -102,17 +118,39 @@ class Members:
         if not -_SIGNED_WITHIN < ahead < _CLOCKS_APART:
             way = "ahead of" if ahead > 0 else "behind"
             raise Inadmissible(401, f"its clock is {abs(ahead):.0f} s {way} the server's")
+        self._end_former(key)
         return Caller(key, name, host, {KEY_HEADER: shown, TIME_HEADER: time, SIGNATURE_HEADER: signature})
 
-    def _name_of(self, shown: str) -> str | None:
-        if self._keys is None:
-            return "node"
-        files = registered(self._keys)
-        if files != self._files:
-            self._names = {b64encode(key_of(public)).decode("ascii"): name for name, public in files.items()}
-            self._files = files
-        found = self._names.get(shown)
-        return None if found is None else f"node {found}"
+    def _counts(self, key: NodeKey) -> bool:
+        return key.counts(datetime.now(UTC)) and key.pem not in self._ended
+
+    def _end_former(self, pem: bytes) -> None:
+        """Have the former keys of a node that has come with its present one count no more."""
+        keys = {} if self._registry is None else self._registry.keys()
+        present = keys.get(pem)
+        if self._registry is None or present is None or present.ends is not None:
+            return
+        former = {key.pem for key in keys.values() if key.node == present.node and key.pem != pem and self._counts(key)}
+        if former:
+            self._ended |= former  # at least while this server runs: the folder may be one that it only reads
+            with suppress(PotluckError, OSError):
+                retire_former_keys(self._registry.folder, present.node)
+
+
+def _why_not(key: NodeKey) -> str:
+    """Why a key that is known counts no more."""
+    if key.revoked:
+        return f"its key, of node {key.node}, was revoked on {key.ends:%Y-%m-%d at %H:%M} UTC"
+    mend = f"copy nodes/{key.node} of the server's keys to it, or make another: potluck keys KEYS --renew {key.node}"
+    return f"its key, of node {key.node}, has a successor and counts no more; {mend}"
+
+
+def _decoded(shown: str) -> bytes:
+    """A key in a header, as PEM; nothing if it is none."""
+    try:
+        return b64decode(shown[:_LONGEST_PROOF], validate=True)
+    except (ValueError, binascii.Error):
+        return b""
 
 
 @lru_cache(maxsize=1024)

@@ -1,19 +1,23 @@
 """A SuperLink, Flower's server, which listens on this machine's loopback interface alone."""
 
 import json
+import shutil
 import ssl
 import subprocess
 import sys
 import time
 import urllib.request
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from potluck.core.ground.errors import PotluckError
-from potluck.flower.deploy.keys import CA, SERVER, SERVER_KEY, registered
+from potluck.flower.deploy.certificates import MOST_DAYS
+from potluck.flower.deploy.keys import CA, CA_KEY, SERVER, SERVER_KEY, certify
 from potluck.flower.deploy.processes import environment, free_port, start, stop
+from potluck.flower.deploy.registry import NodeKey, Registry
 
 CONNECTION = "potluck"
 _STARTS_WITHIN, _ANSWERS_WITHIN = 60.0, 120.0  # seconds
@@ -27,7 +31,8 @@ class SuperLink:
     """Flower's server, as a child of this process or run by somebody else.
 
     A child's state is in memory: everything that must survive is in the run's folder, and nodes reconnect by
-    themselves.
+    themselves. Between it and the gate, on this machine, are certificates of its own, made when it starts: those that
+    nodes see may be exchanged while it runs.
 
     Args:
         place: the folder for its log and Flower's own files.
@@ -41,8 +46,17 @@ class SuperLink:
         self._place = place
         self._keys = keys
         self._home = place / "flower"
-        self._known: dict[str, int] = {}
+        self._inside = place / "inside"
+        self._registry = None if keys is None else Registry(keys)
+        self._known: dict[str, tuple[str, int]] = {}
         self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def trust(self) -> Path | None:
+        """The certificate of the authority by which it is known; None if it does not encrypt."""
+        if self._keys is None:
+            return None
+        return (self._inside if self._is_ours else self._keys).resolve() / CA
 
     @property
     def log(self) -> Path:
@@ -52,6 +66,10 @@ class SuperLink:
     def __enter__(self) -> Self:
         host, _, port = self.address.rpartition(":")
         self._home.mkdir(parents=True, exist_ok=True)
+        if self._is_ours and self._keys is not None:
+            shutil.rmtree(self._inside, ignore_errors=True)
+            certify(self._inside, [], MOST_DAYS)
+            (self._inside / CA_KEY).unlink()  # it has signed what it was made for
         (self._home / "config.toml").write_text(self._connection())
         if not self._is_ours:
             return self
@@ -78,17 +96,30 @@ class SuperLink:
 
     def register(self) -> list[str]:
         """Register new keys and remove revoked ones; return the changes, as text."""
-        if self._keys is None or not self._is_ours:
+        if self._registry is None or not self._is_ours:
             return []
-        wanted, told = registered(self._keys), list[str]()
-        for name in self._known.keys() - wanted.keys():
-            self.ask("supernode", "unregister", str(self._known.pop(name)), CONNECTION)
-            told.append(f"node {name} is revoked")
-        for name in sorted(wanted.keys() - self._known.keys()):
-            answer = self.ask("supernode", "register", str(wanted[name]), CONNECTION, "--name", name)
-            self._known[name] = int(answer["node-id"])
-            told.append(f"node {name} may take part")
+        now, told = datetime.now(UTC), list[str]()
+        wanted = {key.public: key for key in self._registry.keys().values() if key.counts(now)}
+        for public in self._known.keys() - wanted.keys():
+            name, number = self._known.pop(public)
+            self.ask("supernode", "unregister", str(number), CONNECTION)
+            stays = any(key.node == name for key in wanted.values())
+            told.append(f"a former key of node {name} counts no more" if stays else f"node {name} is revoked")
+        for key in sorted(wanted.values(), key=lambda key: (key.node, key.ends is not None)):
+            if key.public not in self._known:
+                told.append(self._admit(key))
         return told
+
+    def _admit(self, key: NodeKey) -> str:
+        """Register a key; return what an operator should know."""
+        has_another = any(name == key.node for name, _ in self._known.values())
+        file = self._home / "node.pub"
+        file.write_text(f"{key.public}\n")
+        answer = self.ask("supernode", "register", str(file), CONNECTION, "--name", key.node)
+        self._known[key.public] = (key.node, int(answer["node-id"]))
+        if key.ends is not None:
+            return f"node {key.node} may take part with its former key, too, until {key.ends:%Y-%m-%d}"
+        return f"node {key.node} has a new key" if has_another else f"node {key.node} may take part"
 
     def submit(self, app: Path) -> str:
         """Start a run of the app in a folder; return Flower's number for it."""
@@ -128,11 +159,8 @@ class SuperLink:
         return dict(answer)
 
     def _connection(self) -> str:
-        trust = (
-            "insecure = true"
-            if self._keys is None
-            else f"root-certificates = {json.dumps(str(self._keys.resolve() / CA))}"
-        )
+        known = self.trust
+        trust = "insecure = true" if known is None else f"root-certificates = {json.dumps(str(known))}"
         return (
             f'[superlink]\ndefault = "{CONNECTION}"\n\n[superlink.{CONNECTION}]\naddress = "{self.address}"\n{trust}\n'
         )
@@ -141,13 +169,13 @@ class SuperLink:
         if self._keys is None:
             return ["--insecure"]
         certificates = {"--ssl-ca-certfile": CA, "--ssl-certfile": SERVER, "--ssl-keyfile": SERVER_KEY}
-        given = [word for option, name in certificates.items() for word in (option, str(self._keys.resolve() / name))]
+        given = [word for option, name in certificates.items() for word in (option, str(self._inside.resolve() / name))]
         return [*given, "--enable-supernode-auth"]
 
     def _wait(self) -> None:
         """Until it answers."""
-        context = None if self._keys is None else ssl.create_default_context(cafile=str(self._keys / CA))
-        url = f"{'http' if self._keys is None else 'https'}://{self.address}/health"
+        context = None if self.trust is None else ssl.create_default_context(cafile=str(self.trust))
+        url = f"{'http' if self.trust is None else 'https'}://{self.address}/health"
         deadline = time.monotonic() + _STARTS_WITHIN
         while time.monotonic() < deadline:
             self.check()

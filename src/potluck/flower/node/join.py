@@ -7,7 +7,8 @@ import ssl
 import subprocess
 import time
 from base64 import b64encode
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,11 +18,14 @@ from potluck.core.ground.errors import ConfigError, PotluckError
 from potluck.core.ground.text import one_line
 from potluck.experiment.running.execute import holding
 from potluck.flower import EVALUATION, FAREWELL, GREETING
-from potluck.flower.deploy.gate import HEALTH, KEY_HEADER, reason_in
-from potluck.flower.deploy.keys import CA, NODE_KEY, check_carried, public_key_of
+from potluck.flower.deploy.certificates import end_of, fingerprint_of
+from potluck.flower.deploy.checks import Daily, check_carried, expiring_carried
+from potluck.flower.deploy.gate import HEALTH, KEY_HEADER, TRUST_HEADER, reason_in
+from potluck.flower.deploy.keys import CA, NODE_KEY, public_key_of
 from potluck.flower.deploy.limits import Say
 from potluck.flower.deploy.private import RUNTIME
 from potluck.flower.deploy.processes import PYTHON, lines_after, private_folder, socket_in, start, stop
+from potluck.flower.deploy.registry import Stamps, stamps
 from potluck.flower.deploy.superlink import FlowerError
 from potluck.flower.node.audit import in_words
 from potluck.flower.node.config import NodeConfig
@@ -35,7 +39,11 @@ _LOOK_EVERY = 0.5  # seconds, as all that follow
 _FIRST_WAIT, _LONGEST_WAIT = 5.0, 60.0  # a server may take a minute to notice that a node was killed
 _QUIET = 60.0  # without a sign of life that is answered; Flower sends one every 23 s at least
 _ASK_EVERY = 5.0
+_ASK_ANYWAY = 3600.0  # for what the owner should know
 _GRACE = 30.0  # in which Flower's program finds by itself a server that is back; it tries every 20 s at least
+_ANSWERS_WITHIN = 10.0
+_LONGEST_ANSWER = 2**16  # bytes
+_MOST_NOTICES = 8
 _CODE = re.compile(r"\[code: (\d+)\] (.*)")
 _NOBODY = "nobody answers"  # whatever the reason, which changes between attempts
 _NOT_ACTIVATED = 2004  # Flower's number for it
@@ -45,6 +53,7 @@ _PRESENT = (
 )
 _ELSEWHERE = "where it does, others could take this node's tasks; install the version that Potluck asks for"
 _GROUP = re.compile(r"\[RUN \d+, ROUND (\w+)\]")
+_BUSY, _IDLE = "Receiving: ", ("Sent successfully", "Failed to ", "Ignoring ")  # as Flower's program says it
 _AT_WORK = {GREETING: "introduced", EVALUATION: "evaluating its model", FAREWELL: ""}
 
 
@@ -59,6 +68,10 @@ class Credentials:
 
     address: str
     keys: Path | None
+
+    def stamps(self) -> Stamps:
+        """What differs when the owner has put other keys into the folder."""
+        return () if self.keys is None else stamps(self.keys / CA, self.keys / NODE_KEY)
 
     def options(self) -> list[str]:
         """For Flower's program."""
@@ -88,31 +101,53 @@ def probe(credentials: Credentials) -> None:
     question(credentials)()
 
 
-def question(credentials: Credentials) -> Callable[[], None]:
-    """Read the keys, and return `probe` with these, whatever becomes of the files.
+def question(credentials: Credentials) -> Callable[[], list[str]]:
+    """Read the keys, and return `probe` with these, whatever becomes of the files; it returns warnings for the owner.
 
     Raises:
-        ConfigError: keys are missing.
+        ConfigError: keys are missing, have expired, or are open to others.
     """
-    scheme, trust, shown = "http", False, {}
-    if credentials.keys is not None:
-        check_carried(credentials.keys)
-        scheme, trust = "https", ssl.create_default_context(cafile=str(credentials.keys / CA))
-        shown = {KEY_HEADER: b64encode(public_key_of(credentials.keys)).decode("ascii")}
+    scheme, trust, shown, ends = "http", False, dict[str, str](), None
+    if (keys := credentials.keys) is not None:
+        check_carried(keys)
+        scheme, trust = "https", ssl.create_default_context(cafile=str(keys / CA))
+        shown = {KEY_HEADER: b64encode(public_key_of(keys)).decode("ascii"), TRUST_HEADER: fingerprint_of(keys / CA)}
+        ends = end_of(keys / CA)
 
-    def ask() -> None:
+    def ask() -> list[str]:
         try:
-            reply = httpx.get(
-                f"{scheme}://{credentials.address}{HEALTH}", headers=shown, verify=trust, timeout=10.0, trust_env=False
-            )
+            status, body = _answer(f"{scheme}://{credentials.address}{HEALTH}", shown, trust)
         except httpx.InvalidURL as error:
             raise ConfigError(f"{credentials.address!r} is not an address; expected HOST:PORT") from error
         except httpx.HTTPError as error:
             raise _misfortune(credentials, error) from error
-        if reply.status_code == 403:
-            raise Refused(f"{credentials.address} refuses this node: {reason_in(reply.content)}")
+        if status == 403:
+            raise Refused(f"{credentials.address} refuses this node: {reason_in(body)}")
+        own = [] if keys is None or ends is None else expiring_carried(keys, ends)
+        return [*own, *_notices(body)]
 
     return ask
+
+
+def _answer(url: str, headers: Mapping[str, str], trust: ssl.SSLContext | bool) -> tuple[int, bytes]:
+    """A server's answer, as far as it comes in time and is not longer than one: its status and its body."""
+    until, body = time.monotonic() + _ANSWERS_WITHIN, b""
+    with httpx.stream("GET", url, headers=headers, verify=trust, timeout=_ANSWERS_WITHIN, trust_env=False) as reply:
+        for part in reply.iter_raw():
+            body += part
+            if len(body) > _LONGEST_ANSWER or time.monotonic() > until:
+                break
+    return reply.status_code, body[:_LONGEST_ANSWER]
+
+
+def _notices(body: bytes) -> list[str]:
+    """What a server has a node's owner know, a bounded number of clean lines; none if it says it otherwise."""
+    try:
+        said = json.loads(body)["notices"]
+        lines = said[:_MOST_NOTICES] if isinstance(said, list) else []
+    except (ValueError, LookupError, TypeError, RecursionError):
+        return []
+    return [f"{one_line(line)} (says the server)" for line in lines if isinstance(line, str)]
 
 
 def run_node(credentials: Credentials, home: NodeConfig, say: Say) -> None:
@@ -136,13 +171,17 @@ def run_node(credentials: Credentials, home: NodeConfig, say: Say) -> None:
 
 
 def _stay(credentials: Credentials, home: NodeConfig, runtime: Path, say: "_News") -> None:
-    waits, was_here = _Waits(), False
+    waits, was_here, warn = _Waits(), False, Daily(lambda line: say(f"warning: {line}"))
     while True:
+        renewal = _Renewal(credentials, say)
         try:
             ask = question(credentials)
-            ask()
+            warn(ask())
             was_here = True
-            why = _Life(credentials.options(), ask, home, runtime, say, waits.start_over).until_it_ends()
+            why = _Life(credentials.options(), ask, home, runtime, say, waits.start_over, renewal, warn).until_it_ends()
+            if renewal.is_done:
+                say("the keys are new; joining with them")
+                continue
             say(f"disconnected: {why}; trying again")
         except Unreachable as error:
             say(f"{error}; trying again", _NOBODY)
@@ -151,6 +190,42 @@ def _stay(credentials: Credentials, home: NodeConfig, runtime: Path, say: "_News
                 raise
             say(f"{error}; trying again")
         time.sleep(waits.next())
+
+
+class _Renewal:
+    """Notices that a node's owner has put other keys in the place of those that it joined with, which the server takes.
+
+    Those that cannot be used, or that the server refuses, change nothing: the node goes on with the ones it has.
+
+    Args:
+        credentials: where the keys are.
+        say: called with what is wrong with new ones.
+
+    Attributes:
+        is_done: whether there are other keys that the server takes.
+    """
+
+    def __init__(self, credentials: Credentials, say: "_News") -> None:
+        self.is_done = False
+        self._credentials, self._say = credentials, say
+        self._seen = self._tried = credentials.stamps()
+        self._not_before = 0.0
+
+    def look(self) -> bool:
+        """Whether there are other keys that the server takes; they are tried when they are found a second time."""
+        before, self._seen = self._seen, self._credentials.stamps()
+        if self._seen == self._tried or self._seen != before or time.monotonic() < self._not_before:
+            return False
+        try:
+            question(self._credentials)()
+            self.is_done = True
+        except Unreachable:
+            self._not_before = time.monotonic() + _ASK_EVERY
+            return False
+        except (ConfigError, Refused, OSError) as error:
+            self._say(f"there are new keys, and they cannot be used: {error}; going on with those of before")
+        self._tried = self._seen
+        return self.is_done
 
 
 class _News:
@@ -193,14 +268,17 @@ class _Life:
         runtime: the socket for Flower's program.
         say: called with news.
         admitted: called when the server has admitted the node.
+        renewal: notices new keys.
+        warn: called with what the owner should know.
     """
 
     def __init__(
-        self, options: Sequence[str], ask: Callable[[], None], home: NodeConfig, runtime: Path, say: "_News",
-        admitted: Callable[[], None],
+        self, options: Sequence[str], ask: Callable[[], Sequence[str]], home: NodeConfig, runtime: Path, say: "_News",
+        admitted: Callable[[], None], renewal: _Renewal, warn: Callable[[Sequence[str]], None],
     ) -> None:  # fmt: skip
         self._options, self._ask = options, ask
         self._say, self._admitted = say, admitted
+        self._renewal, self._warn, self._is_busy = renewal, warn, False
         self._log, self._home = home.state / "node.log", home.state / "flower"
         self._audit_log = home.audit_log
         self._read = {place: _length(place) for place in (self._log, self._audit_log)}
@@ -220,22 +298,32 @@ class _Life:
         """
         resident = self._move_in()
         process = self._start()
-        watch = Watch(Signs(self._home), self._ask)
+        watch, asked = Watch(Signs(self._home), self._ask), time.monotonic()
         try:
             while True:
                 ended = process.poll() is not None
                 self._read_logs()
                 if ended:
                     return self._reason
+                if not self._is_busy and self._renewal.look():
+                    return "the keys are new"
                 if self._is_stuck(watch):
                     return "the server answers, but no longer to Flower's program"
                 if resident.poll() is not None:
                     self._say(f"the worker ended with code {resident.returncode}; starting another one")
                     resident = self._move_in()
+                if time.monotonic() - asked > _ASK_ANYWAY:
+                    asked = time.monotonic()
+                    self._hear()
                 time.sleep(_LOOK_EVERY)
         finally:
             stop(process)
             stop(resident)
+
+    def _hear(self) -> None:
+        """Ask the server what the owner should know."""
+        with suppress(Unreachable):  # which the watch notices
+            self._warn(self._ask())
 
     def _is_stuck(self, watch: "Watch") -> bool:
         """Whether Flower's program should be started anew; says when no server answers, and when one does again."""
@@ -269,6 +357,8 @@ class _Life:
                     raise FlowerError(f"this version of Flower does not listen at {self._runtime}; {_ELSEWHERE}")
                 self._admitted()
                 self._say("connected")
+            if _BUSY in line or any(word in line for word in _IDLE):
+                self._is_busy = _BUSY in line
             if found := _GROUP.search(line):
                 self._at_work(found[1])
         for words in filter(None, map(in_words, self._new_in(self._audit_log))):
@@ -299,7 +389,7 @@ class Watch:
         waiting: whether no server answered, and the program has to find it again.
     """
 
-    def __init__(self, signs: Signs, ask: Callable[[], None], clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, signs: Signs, ask: Callable[[], object], clock: Callable[[], float] = time.monotonic) -> None:
         self.waiting = False
         self._signs, self._ask, self._clock = signs, ask, clock
         self._answered, self._failed = signs.seen()
@@ -332,8 +422,11 @@ def _misfortune(credentials: Credentials, error: httpx.HTTPError) -> PotluckErro
     address, text = credentials.address, str(error) or type(error).__name__
     if isinstance(error, httpx.RemoteProtocolError) and credentials.keys is None:
         return Refused(f"{address} hung up on plain text; it expects encryption: potluck join {address} --keys ...")
-    if "certificate has expired" in text:
-        return Refused(f"{address}: its certificate has expired; make a new one there: potluck keys KEYS --address ...")
+    if "certificate has expired" in text and credentials.keys is not None:
+        return Refused(
+            f"{address}: its certificate has expired; make a new one there: potluck keys KEYS --renew-server; or it has"
+            f" another authority by now, whose ca.crt belongs into {credentials.keys}"
+        )
     if "CERTIFICATE_VERIFY_FAILED" in text:
         why = text.rpartition(": ")[2]
         return Refused(f"{address}: its certificate is not one of ours ({why}); is this the ca.crt of its keys?")

@@ -45,6 +45,7 @@ from potluck.flower.node.store import NodeStore
 from potluck.flower.wire.classes import Classes, sendable
 from potluck.flower.wire.introduction import Introduction, Network
 from potluck.flower.wire.schemas import LONGEST_NAME, ClientNumber, Header, from_outcome, read, to_job
+from potluck.flower.wire.software import ServerSoftwareEntries, Software
 
 
 class Node:
@@ -114,6 +115,7 @@ class _Setting(Header):
     client: ClientNumber
     classes: Classes
     code: str | None = None
+    software: ServerSoftwareEntries | None = None
 
 
 class NodeService:
@@ -159,16 +161,19 @@ class NodeService:
 
     def _done(self, job: Job, header: Mapping[str, Any]) -> Envelope:
         """The outcome of a job that the owner's policy allows, of a size that it allows."""
-        node = self._node(header).node
+        found = self._node(header)
+        if found.other_software is not None:
+            raise ConfigError(found.other_software)
         self._tally.begin(str(header["run"]), job.round)
-        said, payload = from_outcome(node.execute(job))
+        said, payload = from_outcome(found.node.execute(job))
         self._tally.leave(_size(said, payload))
         return said, payload
 
     def _node(self, header: Mapping[str, Any]) -> "NodeInRun":
         """The node in this run; that of the previous run is dropped."""
         said = read(_Setting, header, "not a message of Potluck's")
-        setting = json.dumps([said.experiment, said.run, said.client, said.classes.model_dump(), said.code])
+        entries = [said.experiment, said.run, said.client, said.classes.model_dump(), said.code]
+        setting = json.dumps([*entries, said.software and said.software.model_dump()])
         if self._found is None or setting != self._setting:
             self._found = None
             self._found, self._setting = node_at(self._config, header, self._policy), setting
@@ -201,11 +206,13 @@ class NodeInRun:
     Attributes:
         introduction: what the server is told of it.
         experiment: the server's, as this node carries it out.
+        other_software: how its software differs from the server's, which wants the same; None if it may compute.
     """
 
     node: Node
     introduction: Introduction
     experiment: Experiment
+    other_software: str | None = None
 
 
 def _without_content(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -236,8 +243,8 @@ def node_at(config: NodeConfig, header: Mapping[str, Any], policy: Policy | None
 
     Args:
         config: the node's configuration.
-        header: the experiment's tables, the run's name, which client this is, the federation's classes, and a digest of
-            the method's file.
+        header: the experiment's tables, the run's name, which client this is, the federation's classes, a digest of the
+            method's file, and the server's software.
         policy: what its owner lets servers ask.
 
     Raises:
@@ -261,7 +268,11 @@ def node_at(config: NodeConfig, header: Mapping[str, Any], policy: Policy | None
     introduction = node.introduce(own.classes)
     name, capacity = introduction.architecture, introduction.capacity
     store.pin({"client": said.client, "data": own.checksum, "model": name, "capacity": capacity})
-    return NodeInRun(node, introduction, experiment)
+    if said.software is None:
+        return NodeInRun(node, introduction, experiment)
+    own = Software.with_method(experiment.method)
+    other = None if said.software.others else own.difference(said.software.read())
+    return NodeInRun(node, replace(introduction, software=own), experiment, other)
 
 
 @dataclass(frozen=True)

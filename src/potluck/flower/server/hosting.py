@@ -21,7 +21,9 @@ _LOOK_EVERY = 0.5
 _ASK_EVERY = 15.0  # seconds; Flower's commands take a second of processor time each
 
 
-def write_app(place: Path, experiment: Experiment, run: Path, largest: int = LARGEST_REPLY) -> Path:
+def write_app(
+    place: Path, experiment: Experiment, run: Path, largest: int = LARGEST_REPLY, *, allow_versions: bool = False
+) -> Path:
     """Write the app to submit: a Flower app that names Potluck's and contains no code.
 
     Args:
@@ -29,6 +31,7 @@ def write_app(place: Path, experiment: Experiment, run: Path, largest: int = LAR
         experiment: the experiment to run.
         run: the run's folder.
         largest: the most bytes of a node's reply, where the method sets no limit.
+        allow_versions: whether nodes with other software may take part.
     """
     shutil.rmtree(place, ignore_errors=True)
     place.mkdir(parents=True)
@@ -36,6 +39,7 @@ def write_app(place: Path, experiment: Experiment, run: Path, largest: int = LAR
         "experiment": json.dumps(experiment.tree()),
         "folder": str(run.resolve()),
         "largest-reply": largest,
+        "allow-versions": allow_versions,
     }
     app = {
         "publisher": "potluck",

@@ -49,7 +49,8 @@ class Nodes:
 
     def refresh(self) -> None:
         """Update which nodes are online."""
-        self._online = {registered_name(node): (node.node_id, _started(node)) for node in self.grid.get_nodes()}
+        nodes = sorted(self.grid.get_nodes(), key=_started)  # of two keys of a node, its latest one counts
+        self._online = {registered_name(node): (node.node_id, _started(node)) for node in nodes}
 
     def find(self, client: ClientId) -> int | None:
         """Flower's current number of the client's node; None if it is offline."""
@@ -93,7 +94,7 @@ def wait_for_nodes(
     count = wanted if isinstance(wanted, int) else len(wanted)
     began, told = time.monotonic(), -1
     while True:
-        names = sorted(registered_name(node) for node in grid.get_nodes())
+        names = sorted({registered_name(node) for node in grid.get_nodes()})
         names = names if isinstance(wanted, int) else [name for name in names if name in wanted]
         waited, enough = time.monotonic() - began, len(names) >= needed
         if len(names) >= count or (enough and waited >= close.deadline_s):

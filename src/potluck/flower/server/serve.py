@@ -57,6 +57,7 @@ from potluck.flower.server.nodes import (
 from potluck.flower.server.telling import Telling, tell_nodes
 from potluck.flower.wire.classes import told
 from potluck.flower.wire.introduction import Introduction, Network
+from potluck.flower.wire.software import Software, unknown_software
 from potluck.models.initial import file_digest
 
 _OLD_SERVER_ENDS_WITHIN = 90.0  # seconds that Flower's server-app process outlives a SuperLink that was killed
@@ -73,6 +74,7 @@ def serve(
     say: Callable[[str], None] = print,
     refuse: Callable[[str, str], None] = lambda name, why: None,
     largest: int = LARGEST_REPLY,
+    allow_versions: bool = False,
 ) -> Result:
     """Run an experiment with the nodes of a grid, from its start or its last checkpoint.
 
@@ -84,6 +86,7 @@ def serve(
         say: called with what the run waits for, and other lines that an operator should see.
         refuse: called with the name of a node that takes no part in the run, and why.
         largest: the most bytes of a node's reply, where the method sets no limit.
+        allow_versions: whether nodes with another version of Potluck or another copy of the method may take part.
 
     Raises:
         NodesMissing: too few nodes joined in time, or so many cannot take part that too few are left.
@@ -101,11 +104,15 @@ def serve(
         base = assemble_server(experiment, matched)
         if met is None and experiment.run.rounds_close.asynchronous:
             check_asynchronous_nodes(experiment, base)
+        software = {**Software.with_method(experiment.method).entries(), "others": allow_versions}
         setting = {"experiment": _told(experiment, base), "run": name, "code": _code_of(experiment)}
-        common = {"task": matched.common.task.name, "public": public_digest(base.public)}
+        common = {"task": matched.common.task.name, "public": public_digest(base.public), "software": software}
         header = {**setting, "classes": told(matched), **common}
         if met is None:
-            met = _Meeting(grid, experiment, base, matched, header, say, refused, refuse=refuse).first()
+            meeting = _Meeting(
+                grid, experiment, base, matched, header, say, refused, refuse=refuse, allow_versions=allow_versions
+            )
+            met = meeting.first()
             write_atomically(folder / NODES, met.to_json())
         nodes = Nodes(grid, met.names)
         assembly = replace(remote_assembly(experiment, base, matched, met.introductions), names=met.spoken_names)
@@ -185,6 +192,7 @@ class _Meeting:
         met: by client, the nodes that take part, and their introductions.
         places: by node, which client it was asked to be.
         refuse: called with each node that takes no part, and the reason.
+        allow_versions: whether nodes with other software may take part.
     """
 
     grid: Grid
@@ -197,6 +205,7 @@ class _Meeting:
     met: dict[ClientId, tuple[str, Introduction]] = field(default_factory=dict[ClientId, tuple[str, Introduction]])
     places: dict[str, ClientId] = field(default_factory=dict[str, ClientId])
     refuse: Callable[[str, str], None] = lambda name, why: None
+    allow_versions: bool = False
 
     def first(self) -> _Met:
         """Choose the nodes: others online replace refused ones; a quorum is enough if failures are tolerated.
@@ -236,6 +245,8 @@ class _Meeting:
                 name, why = asked[client], self._unfit(found)
                 if why is None and isinstance(found, Introduction):
                     self.met[client] = name, found
+                    if (other := self._other_software(found)) is not None:
+                        self.say(f"node {name} takes part all the same: {other}")
                     continue
                 aside = silent if isinstance(found, Silent) else self.refused
                 aside[name] = str(why)
@@ -260,6 +271,8 @@ class _Meeting:
         """Why a node can take no part; None if it can."""
         if isinstance(found, str):
             return found
+        if not self.allow_versions and (other := self._other_software(found)) is not None:
+            return other
         common, width = self.matched.common, self.matched.width
         what = "classes" if common.task.has_classes else "outputs"
         if (found.input_shape, found.num_classes) != (common.input_shape, width):
@@ -272,6 +285,13 @@ class _Meeting:
         if found.outputs is not None and self.experiment.federation.classes != "own":
             return "its network has outputs for classes of its own; expected all, or federation.classes = 'own'"
         return self._unfit_model(found)
+
+    def _other_software(self, found: Introduction) -> str | None:
+        """How a node's software differs; None if it does not, or is its owner's, as where there is no network."""
+        ours = Software.with_method(self.experiment.method)
+        if found.software is None:
+            return unknown_software(ours) if found.network.shapes else None
+        return found.software.difference(ours)
 
     def _unfit_model(self, found: Introduction) -> str | None:
         """Why a client with such a model can take no part; None if it can."""

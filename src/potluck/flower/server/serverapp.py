@@ -31,6 +31,7 @@ def _main(grid: Grid, context: Context) -> None:
             largest=int(config["largest-reply"]),
             say=events.say,
             refuse=events.refuse,
+            allow_versions=bool(config.get("allow-versions")),
         )
     except BaseException as error:
         events.end(str(error) if isinstance(error, PotluckError) else f"{type(error).__name__}: {error}")

@@ -21,6 +21,7 @@ from potluck.core.nets.classes import OwnHead
 from potluck.core.nets.weights import frozen_names, parameters_of, tensors_of
 from potluck.flower.wire.classes import MOST_CLASSES, ClassNames
 from potluck.flower.wire.schemas import LONGEST_NAME, Header, Name, read
+from potluck.flower.wire.software import Software, SoftwareEntries
 
 MOST_TENSORS = 50_000
 """The most tensors of a network; a vision transformer of 632 million parameters has 390."""
@@ -72,6 +73,7 @@ class _Introduced(Header):
     num_classes: Annotated[int, Field(ge=1, le=MOST_CLASSES)]
     classes: ClassNames | None
     outputs: Annotated[list[_Class], Field(min_length=1, max_length=MOST_CLASSES)] | None
+    software: SoftwareEntries | None = None
 
 
 class _Refused(Header):
@@ -123,6 +125,7 @@ class Introduction:
         classes: the names of those that its data may have; None if these number their classes, empty if the task has no
             classes.
         outputs: the federation's numbers of the classes that its network has outputs for, in their order; None if all.
+        software: with which it computes; None if it does not say.
     """
 
     architecture: str
@@ -135,6 +138,7 @@ class Introduction:
     num_classes: int
     classes: tuple[str, ...] | None
     outputs: tuple[int, ...] | None = None
+    software: Software | None = None
 
     @classmethod
     def read(cls, header: Mapping[str, Any]) -> "Introduction":
@@ -164,10 +168,12 @@ class Introduction:
             found.num_classes,
             None if found.classes is None else tuple(found.classes),
             None if found.outputs is None else tuple(found.outputs),
+            None if found.software is None else found.software.read(),
         )
 
     def header(self) -> dict[str, Any]:
         """The header for the message, also stored in the run's folder."""
+        told = {} if self.software is None else {"software": self.software.entries()}
         return {
             "architecture": self.architecture,
             "capacity": self.capacity,
@@ -182,6 +188,7 @@ class Introduction:
             "num_classes": self.num_classes,
             "classes": None if self.classes is None else list(self.classes),
             "outputs": None if self.outputs is None else list(self.outputs),
+            **told,
         }
 
     def member(self, client: ClientId, architecture: str | None = None, head: OwnHead | None = None) -> Member:

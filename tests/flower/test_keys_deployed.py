@@ -1,0 +1,260 @@
+"""Keys, certificates and the authority change, and versions differ, under real programs of a server and its nodes."""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import tomli_w
+
+from potluck._version import __version__
+from potluck.flower.deploy.keys import certify
+from potluck.flower.deploy.processes import free_port
+from potluck.records import ROUNDS
+
+pytestmark = pytest.mark.slow
+POTLUCK = str(Path(sys.executable).parent / "potluck")
+PAGE = Path(__file__).parents[2] / "docs/guides/keys.md"
+OLD = "0.0.9"
+OTHER_VERSION = f"import potluck._version\n\npotluck._version.__version__ = {OLD!r}\n"
+
+
+class Deployment:
+    """A server and nodes, each with a folder and a terminal of its own.
+
+    What a node carries is a copy of what `potluck keys` made for it, as it is on another machine.
+    """
+
+    def __init__(self, place):
+        self.place, self.address, self.running = place, f"127.0.0.1:{free_port()}", {}
+        self.printed = ""
+
+    def keys(self, *words):
+        done = subprocess.run(
+            [POTLUCK, "keys", "keys", *words], cwd=self.place, capture_output=True, text=True, check=True
+        )
+        self.printed += done.stdout
+
+    def carry(self, name, *files):
+        """Copy a node's folder to its machine, or some of its files over those that are there."""
+        for file in files or ("ca.crt", "node.key"):
+            (self.place / name).mkdir(mode=0o700, exist_ok=True)
+            shutil.copy(self.place / "keys/nodes" / name / file, self.place / name / file)
+
+    def serve(self, folder, *words):
+        words = ["f.toml", "--keys", "keys", "--listen", self.address, "--folder", folder, *words]
+        self.start("server", "serve", *words)
+
+    def join(self, name):
+        self.start(name, "join", self.address, "--keys", name, "--state", f"state-{name}")
+
+    def end(self, name, within=60):
+        self.running[name].terminate()
+        return self.running.pop(name).wait(within)
+
+    def lines(self, name):
+        log = self.place / f"{name}.log"
+        return log.read_text().splitlines() if log.is_file() else []
+
+    def hears(self, name, pattern, since=0, within=240):
+        """Wait for a line in a terminal, after the first ones; return how many there are up to it."""
+        deadline = time.monotonic() + within
+        while True:
+            for number, line in enumerate(self.lines(name)[since:], start=since + 1):
+                if re.search(pattern, line):
+                    return number
+            assert time.monotonic() < deadline, (name, pattern, self.lines(name), self.lines("server"))
+            time.sleep(0.2)
+
+    def close(self):
+        for process in self.running.values():
+            process.terminate()
+        for process in self.running.values():
+            process.wait(60)
+
+    def start(self, name, *words):
+        with (self.place / f"{name}.log").open("ab") as log:
+            self.running[name] = subprocess.Popen(
+                [POTLUCK, *words], cwd=self.place, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            )
+
+    @property
+    def heard(self):
+        """All lines of all terminals, numbers apart."""
+        logs = [line for log in self.place.glob("*.log") for line in log.read_text().splitlines()]
+        return {numbers_apart(line) for line in [*logs, *self.printed.splitlines()]}
+
+
+def numbers_apart(line):
+    return re.sub(r"\d+", "0", line.strip())
+
+
+def shown(section):
+    """The lines of terminals that the page shows, before or in its section on versions."""
+    page = PAGE.read_text().partition("## Versions")[section]
+    blocks = re.findall(r"^```text\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+    return [line for block in blocks for line in block.splitlines()]
+
+
+@pytest.fixture
+def deployment(tmp_path):
+    federation = {"dataset": "digits", "clients": 2, "train_fraction": 0.1, "models": [{"name": "cnn2", "width": 2}]}
+    run = {"rounds": 1000, "common_test": False, "evaluate_every": 1000}
+    tree = {"federation": federation, "method": {"name": "fedavg"}, "run": run}
+    (tmp_path / "f.toml").write_text(tomli_w.dumps(tree))
+    found = Deployment(tmp_path)
+    try:
+        yield found
+    finally:
+        found.close()
+
+
+def rounds_of(run):
+    return [json.loads(line) for line in (run / ROUNDS).read_text().splitlines()]
+
+
+def replied(deployment, within=240):
+    """Wait for a round that began after now, and in which both nodes replied."""
+    run, deadline = deployment.place / "run", time.monotonic() + within
+    done = len(rounds_of(run))
+    while not any(record["replied"] == [0, 1] for record in rounds_of(run)[done + 1 :]):
+        assert time.monotonic() < deadline, rounds_of(run)
+        time.sleep(0.2)
+
+
+def test_keys_certificates_and_the_authority_change_while_all_run(deployment, days_ago):
+    """One test, so that there is one federation."""
+    deployment.keys("--node", "ward-1", "--node", "ward-2", "--days", "20")
+    deployment.serve("run")
+    deployment.hears("server", "nodes join by")
+    for name in ("ward-1", "ward-2"):
+        deployment.carry(name)
+        deployment.join(name)
+    for name in ("ward-1", "ward-2"):
+        deployment.hears(name, "at work on round 1")
+        deployment.hears(name, r"warning: the server's certificate expires on .* \(says the server\)")
+    a_node_gets_another_key(deployment)
+    the_server_gets_another_certificate(deployment)
+    the_authority_is_another_and_nodes_follow_one_by_one(deployment)
+    a_certificate_that_has_ended_is_refused_at_both_ends(deployment, days_ago)
+    a_revoked_node_is_told_and_comes_back_with_another_key(deployment)
+    deployment.keys("--revoke", "ward-2")
+    deployment.keys()
+    assert deployment.running["server"].poll() is None
+    heard = deployment.heard
+    assert [line for line in shown(0) if numbers_apart(line) not in heard] == []
+
+
+def a_node_gets_another_key(deployment):
+    node = deployment.running["ward-1"]
+    deployment.keys("--renew", "ward-1")
+    deployment.hears("server", "node ward-1 has a new key")
+    replied(deployment)  # with its former one
+    since = len(deployment.lines("ward-1"))
+    deployment.carry("ward-1")
+    since = deployment.hears("ward-1", "the keys are new; joining with them", since)
+    deployment.hears("ward-1", "^connected", since)
+    deployment.hears("server", "a former key of node ward-1 counts no more")
+    replied(deployment)
+    assert node.poll() is None
+
+
+def the_server_gets_another_certificate(deployment):
+    since = {name: len(deployment.lines(name)) for name in ("ward-1", "ward-2")}
+    deployment.keys("--renew-server")
+    deployment.hears("server", r"nodes are shown the new keys/server\.crt, which expires on")
+    replied(deployment)
+    for name, before in since.items():
+        assert not any("disconnected" in line or "nobody" in line for line in deployment.lines(name)[before:])
+
+
+def the_authority_is_another_and_nodes_follow_one_by_one(deployment):
+    since = len(deployment.lines("server"))
+    deployment.keys("--change-authority")
+    deployment.hears("server", "nodes are shown the new", since)
+    before = len(deployment.lines("ward-1"))
+    deployment.carry("ward-1", "ca.crt")
+    before = deployment.hears("ward-1", "the keys are new; joining with them", before)
+    deployment.hears("ward-1", "^connected", before)
+    deployment.hears("server", r"node ward-1 says that it has the new ca\.crt")
+    assert deployment.end("ward-2") in (0, 130)
+    before = len(deployment.lines("ward-2"))
+    deployment.join("ward-2")  # it knows the former authority alone
+    deployment.hears("ward-2", r"warning: the server has another ca\.crt than this node", before)
+    deployment.hears("ward-2", "^connected", before)
+    deployment.hears("server", r"node ward-2 has another ca\.crt than the server")
+    replied(deployment)
+    before = len(deployment.lines("ward-2"))
+    deployment.carry("ward-2", "ca.crt")
+    before = deployment.hears("ward-2", "the keys are new; joining with them", before)
+    deployment.hears("ward-2", "^connected", before)
+
+
+def a_certificate_that_has_ended_is_refused_at_both_ends(deployment, days_ago):
+    assert deployment.end("ward-2") in (0, 130)
+    since = len(deployment.lines("server"))
+    with days_ago(3):
+        certify(deployment.place / "keys", [], days=1)
+    deployment.hears("server", "nodes are shown the new", since)
+    deployment.join("ward-2")
+    assert deployment.running.pop("ward-2").wait(120) == 2
+    deployment.hears("ward-2", f"^potluck: {deployment.address}: its certificate has expired; make a new one there")
+    deployment.hears("server", "refused a caller: our certificate has expired; make a new one: potluck keys KEYS")
+    since = len(deployment.lines("server"))
+    deployment.keys("--renew-server")
+    deployment.hears("server", "nodes are shown the new", since)
+    before = len(deployment.lines("ward-2"))
+    deployment.join("ward-2")
+    deployment.hears("ward-2", "^connected", before)
+
+
+def a_revoked_node_is_told_and_comes_back_with_another_key(deployment):
+    node, before = deployment.running["ward-2"], len(deployment.lines("ward-2"))
+    deployment.keys("--revoke", "ward-2")
+    deployment.hears("server", "node ward-2 is revoked")
+    why = r"refuses this node: its key, of node ward-2, was revoked on \d{4}-\d\d-\d\d at \d\d:\d\d UTC; trying again"
+    before = deployment.hears("ward-2", why, before)
+    deployment.keys("--node", "ward-2")
+    deployment.carry("ward-2")
+    deployment.hears("ward-2", "^connected", before)
+    assert node.poll() is None
+    replied(deployment)
+
+
+def test_a_node_with_another_version_is_named_and_refused_unless_it_is_allowed(deployment, monkeypatch):
+    deployment.keys("--node", "ward-1", "--node", "ward-2")
+    for name in ("ward-1", "ward-2"):
+        deployment.carry(name)
+    (deployment.place / "old").mkdir()
+    (deployment.place / "old" / "sitecustomize.py").write_text(OTHER_VERSION)
+    deployment.serve("run", "run.rounds=1")
+    deployment.hears("server", "nodes join by")
+    deployment.join("ward-1")
+    with monkeypatch.context() as then:
+        then.setenv("PYTHONPATH", str(deployment.place / "old"), prepend=":")
+        deployment.join("ward-2")
+    differs = re.escape(
+        f"the node has Potluck {OLD}, and the server {__version__}; install {__version__} at the node, or"
+    )
+    deployment.hears("server", f"^node ward-2 takes no part: {differs}")
+    deployment.hears("ward-2", f"^takes no part, says the server: {differs}")
+    assert deployment.running.pop("server").wait(240) == 0
+    assert rounds_of(deployment.place / "run")[0]["replied"] == [0]
+    since = len(deployment.lines("server"))
+    deployment.serve("both", "run.rounds=1", "--allow-versions")
+    deployment.hears("server", f"^node ward-2 takes part all the same: {differs}", since)
+    assert deployment.running.pop("server").wait(240) == 0
+    assert rounds_of(deployment.place / "both")[0]["replied"] == [0, 1]
+    again = ["serve", "run.rounds=2", "--keys", "keys", "--listen", deployment.address, "--folder", "both"]
+    deployment.start("server", *again)  # allowed no more, though it was met
+    assert deployment.running.pop("server").wait(240) == 0
+    last = rounds_of(deployment.place / "both")[-1]
+    assert last["replied"] == [0]
+    assert re.search(differs, json.dumps(last["failed"]))
+    deployment.hears("ward-2", rf"refused to a server \(local_update\): .*{differs}")
+    heard = deployment.heard
+    assert [line for line in shown(2) if numbers_apart(line) not in heard] == []
