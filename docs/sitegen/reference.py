@@ -247,10 +247,16 @@ RECORDS = {
     "potluck.experiment.watching.observers": ("RunStart", "RoundStart", "EvaluationStart", "RunEnd"),
     "potluck.experiment.results.result": ("Result",),
     "potluck.records": ("RoundRecord", "ClientRecord"),
+    "potluck.secure.agreement": ("Agreement",),
+    "potluck.secure.client": ("SecureClient",),
+    "potluck.secure.coverage": ("Coverage", "Summand", "whole_piece", "rows_piece", "piece_at"),
+    "potluck.secure.fixed": ("FixedPoint",),
+    "potluck.secure.server": ("SecureServer", "SecureSums"),
+    "potluck.testing.summing": ("Addend", "new_identities", "public_keys", "secure_round"),
     "potluck.testing.worlds": ("World", "toy_federation"),
 }
 """What users get and seldom import: what functions return, what observers are given, the noise that a promise of
-privacy asks for, and worlds for tests."""
+privacy asks for, secure sums, and worlds for tests."""
 
 
 def words() -> tuple[dict[str, str], dict[str, str]]:
@@ -293,7 +299,7 @@ def python_names() -> dict[str, str]:
         module = _module(home)
         parts += [f"## {code(home)}", prose(_first_paragraph(module))]
         parts += [_auto(home, name) for name in public_names(module)]
-    parts += ["## What is returned, what observers are given, how much noise privacy asks for, small worlds for tests"]
+    parts += ["## What is returned, what observers are given, noise for privacy, secure sums, small worlds for tests"]
     parts += [_auto(home, name) for home, names in RECORDS.items() for name in names]
     pages["reference/python/modules.md"] = "\n\n".join(parts) + "\n"
     return pages
