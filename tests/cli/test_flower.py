@@ -53,7 +53,13 @@ class TestWithFlower:
                 "quorum: expected at most the 10 of a cohort, found 11",
             ),
             (
-                ["serve", "fedin", "--insecure", "run.rounds_close.asynchronous.rule=fedasync"],
+                [
+                    "serve",
+                    "fedin",
+                    "--insecure",
+                    "federation.models=['cnn2']",
+                    "run.rounds_close.asynchronous.rule=fedasync",
+                ],
                 "FedIN cannot have it: its messages differ from round to round (features)",
             ),
             (["serve", "--insecure", "run.rounds_close.deadline=5"], "nearest: run.rounds_close.deadline_s"),

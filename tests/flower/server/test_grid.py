@@ -331,3 +331,69 @@ def test_notes_of_an_answer_travel_and_a_node_that_writes_others_loses_its_reply
     found, _ = play(nodes, [call(0), call(1)])
     assert isinstance(found[0], Failure)
     assert found[1].client == 1
+
+
+class TestOneByOne:
+    """Jobs that are sent one by one."""
+
+    @pytest.fixture
+    def grid(self):
+        return Loopback({"a": echo, "b": echo})
+
+    @pytest.fixture
+    def executor(self, grid):
+        made = GridExecutor(Nodes(grid, {0: "a", 1: "b"}), {"run": "r"}, RoundsClose(deadline_s=60.0), poll=0.01)
+        yield made
+        made.close()
+
+    @staticmethod
+    def begin(executor, *clients):
+        for client in clients:
+            executor.begin(Host(), Pending(lambda client=client: call(client)))
+
+    def test_whoever_answers_first_is_heard_first_and_each_once(self, grid, executor):
+        grid.silent.add("a")
+        self.begin(executor, 0, 1)
+        assert executor.ended(10).client == 1
+        assert executor.ended(0.05) is None
+        self.begin(executor, 1)  # which is free, while a goes on
+        assert executor.ended(10).client == 1
+        grid.silent.clear()
+        assert executor.ended(10) == Answer(0, EMPTY, b"f" * 32, (0.1, 1 / 3))
+        assert len(grid.sent) == 3
+
+    def test_a_node_that_is_not_there_fails_at_once(self, grid, executor):
+        del grid.nodes[2]  # a
+        self.begin(executor, 0)
+        failure = executor.ended(10)
+        assert (failure.client, failure.kind, failure.reason) == (0, "absence", "its node a is not online")
+        assert grid.sent == []
+
+    def test_a_node_that_was_started_anew_has_forgotten_its_job(self, grid, executor, monkeypatch):
+        monkeypatch.setattr("potluck.flower.server.grid._WATCH_EVERY", 0.0)
+        grid.silent.add("a")
+        self.begin(executor, 0)
+        assert executor.ended(0.01) is None
+        grid.nodes[2].last_activated_at = "2026-01-02T00:00:00+00:00"
+        failure = executor.ended(0.01)
+        assert (failure.kind, failure.unheard) == ("absence", True)
+        assert "was restarted" in failure.reason
+        grid.silent.clear()
+        assert executor.ended(0.1) is None  # what it answers now is to nobody
+
+    def test_a_node_that_says_nothing_is_given_up_in_the_end(self, grid, executor, monkeypatch):
+        monkeypatch.setattr("potluck.flower.server.grid._WATCH_EVERY", 0.0)
+        monkeypatch.setattr("potluck.flower.server.grid.longest", lambda close: 0.05)
+        grid.silent.add("a")
+        self.begin(executor, 0)
+        found = [executor.ended(0.1) for _ in range(2)]
+        failure = next(filter(None, found))
+        assert (failure.kind, failure.reason) == ("error", "no answer within 0 s")
+        assert failure.unheard
+
+    def test_a_reply_of_somebody_else_or_too_long_costs_its_node_alone(self, grid, executor):
+        grid._answers[2] = answering(Answer(7, EMPTY, None, ()))
+        self.begin(executor, 0, 1)
+        found = {outcome.client: outcome for outcome in (executor.ended(10), executor.ended(10))}
+        assert found[0].reason == "its node answers for client 7"
+        assert isinstance(found[1], Answer)

@@ -33,7 +33,7 @@ _PARTS = 8  # or an eighth of all current records, so that there are few
 _TOGETHER = 2**24  # bytes that are appended at once
 
 
-class Place(NamedTuple):
+class RecordPlace(NamedTuple):
     """Where a record is.
 
     Attributes:
@@ -62,7 +62,7 @@ class Segments:
     def __init__(self, folder: Path | None) -> None:
         self._given_folder = folder
         self._temporary: Path | None = None
-        self.places: dict[ClientId, Place] = {}
+        self.places: dict[ClientId, RecordPlace] = {}
         self._lengths: dict[int, int] = {}  # by number, in ascending order
         self._current: Counter[int] = Counter()  # by number, the bytes of current records and their headers
         self._gone: dict[ClientId, int] = {}  # who has no record any more, and the segment that says so
@@ -78,9 +78,9 @@ class Segments:
     @property
     def lengths(self) -> dict[str, int]:
         """By name, how far each segment counts."""
-        return {name_of(number): length for number, length in sorted(self._lengths.items())}
+        return {segment_name(number): length for number, length in sorted(self._lengths.items())}
 
-    def read(self, place: Place) -> bytes:
+    def read(self, place: RecordPlace) -> bytes:
         """The record at a place.
 
         Raises:
@@ -127,7 +127,7 @@ class Segments:
             held: names of segments that checkpoints need, and which therefore stay as they are.
         """
         for number in [number for number in self._lengths if number != self._last]:
-            if name_of(number) in held or 3 * self._current[number] >= 2 * self._lengths[number]:
+            if segment_name(number) in held or 3 * self._current[number] >= 2 * self._lengths[number]:
                 continue
             current = self.places.items() if self._current[number] else ()
             here = [client for client, place in current if place.segment == number]
@@ -175,7 +175,7 @@ class Segments:
         return self._temporary
 
     def _path(self, number: int) -> Path:
-        return self._folder / name_of(number)
+        return self._folder / segment_name(number)
 
     def _append(self, records: list[tuple[ClientId, bytes, bytes]]) -> None:
         """Append to the last segment, or to a new one where that is full."""
@@ -191,7 +191,7 @@ class Segments:
         for client, header, record in records:
             _, size, known = _FACTS.unpack_from(header)
             offset += _HEADER_BYTES
-            self._set(client, Place(number, offset, size, known) if size >= 0 else None, number)
+            self._set(client, RecordPlace(number, offset, size, known) if size >= 0 else None, number)
             offset += len(record)
 
     def _to_append_to(self) -> int:
@@ -202,7 +202,7 @@ class Segments:
         there = [int(match[1]) for path in self._folder.iterdir() if (match := _NAME.fullmatch(path.name))]
         return max([0, *there, *self._lengths]) + 1
 
-    def _set(self, client: ClientId, place: Place | None, segment: int) -> None:
+    def _set(self, client: ClientId, place: RecordPlace | None, segment: int) -> None:
         """Note where a client's current record is; None if a segment says that it has none."""
         if (before := self.places.pop(client, None)) is not None:
             self._current[before.segment] -= _HEADER_BYTES + before.size
@@ -240,7 +240,7 @@ class StatesDigest:
         self._sum = (self._sum - _term(client, of_record)) % 2**256
 
 
-def name_of(number: int) -> str:
+def segment_name(number: int) -> str:
     """The name of a segment's file."""
     return f"states-{number:06}.segment"
 
@@ -264,7 +264,7 @@ def _header(client: ClientId, record: bytes | None) -> bytes:
     return facts + _CHECKSUM.pack(zlib.crc32(facts))
 
 
-def _scanned(path: Path, number: int, length: int) -> Iterator[tuple[ClientId, Place | None]]:
+def _scanned(path: Path, number: int, length: int) -> Iterator[tuple[ClientId, RecordPlace | None]]:
     """The records of a segment up to a length, each with its client, in the order in which they were written.
 
     Raises:
@@ -287,7 +287,7 @@ def _scanned(path: Path, number: int, length: int) -> Iterator[tuple[ClientId, P
             at = start + max(size, 0)
             if at > length or _digest(content[start:at]) != known:
                 raise _damaged(path, start)
-            yield client, Place(number, start, size, known) if size >= 0 else None
+            yield client, RecordPlace(number, start, size, known) if size >= 0 else None
 
 
 def _missing(path: Path) -> CheckpointError:

@@ -13,7 +13,7 @@ from potluck.core.federation import ClientId
 from potluck.core.ground.digest import digest
 from potluck.core.ground.errors import CheckpointError
 from potluck.engine.disk.files import sync, write_atomically
-from potluck.engine.disk.segments import Place, Segments, name_of
+from potluck.engine.disk.segments import RecordPlace, Segments, segment_name
 
 _NAME = re.compile(r"\d+-[0-9a-f]{32}\.safetensors")
 _DEFAULT_CAP_BYTES = 4 * 2**30
@@ -63,7 +63,7 @@ class Mark:
         before: by client, for all whose record has changed since: what it was, where it is, or None if there was none.
     """
 
-    def __init__(self, before: Mapping[ClientId, bytes | Place | None] | None = None) -> None:
+    def __init__(self, before: Mapping[ClientId, bytes | RecordPlace | None] | None = None) -> None:
         self.before = dict(before or {})
 
 
@@ -89,8 +89,8 @@ class Layout:
     @property
     def files(self) -> set[str]:
         """Names of the segments that it needs."""
-        places = [place for place in (self.before or {}).values() if isinstance(place, Place)]
-        return {*self.segments, *(name_of(place.segment) for place in places)}
+        places = [place for place in (self.before or {}).values() if isinstance(place, RecordPlace)]
+        return {*self.segments, *(segment_name(place.segment) for place in places)}
 
     def sealed(self) -> bytes:
         """The layout as JSON with a seal over its content."""
@@ -123,14 +123,14 @@ class Layout:
 
 
 def _told(where: Any) -> Any:
-    return [*where[:3], where.digest.hex()] if isinstance(where, Place) else where
+    return [*where[:3], where.digest.hex()] if isinstance(where, RecordPlace) else where
 
 
 def _heard(where: Any) -> Any:
     if not isinstance(where, list):
         return where
     segment, offset, size, of_record = cast("list[Any]", where)
-    return Place(segment, offset, size, bytes.fromhex(of_record))
+    return RecordPlace(segment, offset, size, bytes.fromhex(of_record))
 
 
 class ClientStore:
@@ -191,7 +191,7 @@ class ClientStore:
                 self._remember(client)
                 self._forget(client)
             else:
-                self._put(client, self._segments.read(was) if isinstance(was, Place) else was)
+                self._put(client, self._segments.read(was) if isinstance(was, RecordPlace) else was)
         self._marks.add(mark)
 
     def save(self, mark: Any = None, held: Container[str] = ()) -> Layout:

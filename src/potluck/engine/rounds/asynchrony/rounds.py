@@ -15,7 +15,7 @@ from potluck.engine.disk.store import ClientStore
 from potluck.engine.rounds.asynchrony.asking import Moved, first_ask, rest_of_round
 from potluck.engine.rounds.asynchrony.departures import Attending, Departures
 from potluck.engine.rounds.asynchrony.flights import Flight
-from potluck.engine.rounds.asynchrony.questions import Question
+from potluck.engine.rounds.asynchrony.open import OpenExchange
 from potluck.engine.rounds.asynchrony.rules import Asynchrony, blend, revised
 from potluck.engine.rounds.clock import Clock
 from potluck.engine.rounds.exchange import Lent
@@ -80,7 +80,7 @@ class AsynchronousRounds:
         self._method, self._rule, self._clock = method, rule, clock
         self._store, self._lend, self._server = store, lend, server
         self._at_once = at_once
-        self._open: dict[ClientId, Question] = {}  # of clients that are under way and have not answered yet
+        self._open: dict[ClientId, OpenExchange] = {}  # of clients that are under way and have not answered yet
         self.begin()
 
     def begin(self) -> None:
@@ -93,8 +93,8 @@ class AsynchronousRounds:
 
     def abandon(self) -> None:
         """Wait for no answer any more."""
-        for question in self._open.values():
-            question.abandon()
+        for exchange in self._open.values():
+            exchange.abandon()
         self._open.clear()
 
     @property
@@ -180,17 +180,17 @@ class AsynchronousRounds:
         for together in [clients] if self._clock.virtual else [[client] for client in clients]:
             place = ExchangePlace(number, 1, RoundReport(list(together)), server)
             asked = {client: messages[client] for client in together}
-            question = Question(self._method, handler, asked, place, self._store, self._lend)
-            question.ask()
-            report.traffic.down.update(question.report.traffic.down)
+            exchange = OpenExchange(self._method, handler, asked, place, self._store, self._lend)
+            exchange.ask()
+            report.traffic.down.update(exchange.report.traffic.down)
             if self._clock.virtual:
-                self._hear(question, report)
+                self._hear(exchange, report)
             else:
-                self._open |= dict.fromkeys(together, question)
+                self._open |= dict.fromkeys(together, exchange)
 
-    def _hear(self, question: Question, report: RoundReport) -> None:
-        self._flights |= question.answered()
-        report.seconds_local += question.report.seconds_local
+    def _hear(self, exchange: OpenExchange, report: RoundReport) -> None:
+        self._flights |= exchange.answered()
+        report.seconds_local += exchange.report.seconds_local
 
     def _land(self, client: ClientId, report: RoundReport) -> None:
         """A client is done."""

@@ -16,7 +16,7 @@ from potluck.engine.rounds.lost import Lost
 from potluck.engine.rounds.report import ExchangePlace, RoundReport, WorkDone
 
 
-class Question:
+class OpenExchange:
     """An exchange that is open beyond the round in which it began; clients' states change when a later round closes.
 
     Args:
