@@ -45,7 +45,11 @@ class TestWithFlower:
             (["serve", "--keys", "k"], "k: ca.crt, server.crt, server.key not found"),
             (["serve", "--insecure", "--listen", "8443"], "expected HOST:PORT"),
             (["serve", "--insecure", "--status", "8600"], "expected HOST:PORT"),
-            (["serve", "--insecure", "--status", "192.0.2.1:8600"], "--status 192.0.2.1:8600: cannot listen there"),
+            pytest.param(
+                ["serve", "--insecure", "--status", "192.0.2.1:8600"],
+                "--status 192.0.2.1:8600: cannot listen there",
+                marks=pytest.mark.slow,
+            ),
             (["serve", "nothing.toml", "--insecure"], "nothing.toml"),
             (["serve", "--insecure", "run.round=3"], "nearest"),
             (

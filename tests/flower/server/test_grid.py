@@ -157,6 +157,7 @@ def test_silence_ends_at_the_deadline():
         {"a": echo, "b": echo}, [call(0), call(1)], timeout=0.2, before=lambda grid: grid.silent.add("a")
     )
     assert failure.reason == "no answer within 0 s"
+    assert failure.late
     assert isinstance(answer, Answer)
 
 
@@ -221,7 +222,7 @@ def test_a_node_that_is_late_gets_no_job_before_it_is_done():
     assert [type(outcome) for outcome in ask()] == [Answer, Failure]
     began = time.monotonic()
     assert ask()[1] == Failure(
-        1, "Method.work", "its node b is still at work on a job that was given up", kind="absence"
+        1, "Method.work", "its node b is still at work on a job that was given up", kind="absence", late=True
     )
     assert time.monotonic() - began < 0.2
     assert executor.absent([0, 1]) == {1: "b"}
