@@ -112,7 +112,7 @@ def page(lines: list[dict[str, Any]]) -> str:
         f"{lines[0]['numbers']:,} numbers, {lines[0]['plain'] / 1000:,.0f} kB where nothing is masked. Python"
         f" {platform.python_version()}, one core of {platform.machine()}.",
         "",
-        "Made by `python benchmarks/secure.py`.",
+        "Made by `python benchmarks/secure.py`, a row for each number of clients that was measured.",
     ]
     return "\n".join(shown) + "\n"
 
