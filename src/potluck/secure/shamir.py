@@ -2,7 +2,7 @@
 
 Shamir. Communications of the ACM, 1979. A polynomial with the secret as its constant term and otherwise random
 coefficients modulo a prime; a holder's share is its value at the holder's number. The version of pycryptodome
-takes secrets of 16 bytes, two for each of ours, and some hundred times as long: for one among 1,000 half a minute.
+takes secrets of 16 bytes, two for each of ours, and some hundred times as long: half a minute for one among 1,000.
 """
 
 import secrets
