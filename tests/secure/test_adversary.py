@@ -177,6 +177,15 @@ def test_clients_that_were_told_different_survivors_tell_no_shares(play):
         played.answer(2, few.encode(), 4)
 
 
+def test_a_client_signs_no_list_of_survivors_that_lacks_it(play):
+    """Else the server would get its secret as of one that has left, beside its words."""
+    played = play(3)
+    for client in range(CLIENTS):
+        without = Message(clients=ids([one for one in range(CLIENTS) if one != client])).encode()
+        with refuses("lacks this client, whose words were sent"):
+            played.answer(client, without)
+
+
 def test_signatures_of_another_list_are_none(play):
     played = play(3)
     without = Message(clients=ids(range(CLIENTS - 1))).encode()
