@@ -110,6 +110,7 @@ def left_by(name, build):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("in_double_precision")  # Adam's first steps make much of how a gradient near 0 is rounded
 @pytest.mark.parametrize("name", READING)
 def test_a_head_at_every_token_leaves_behind_what_one_at_the_picked_token_leaves(name):
     (state, models), (expected, others) = left_by(name, Picks), left_by(name, PicksBefore)
