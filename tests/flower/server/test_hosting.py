@@ -3,6 +3,7 @@
 import json
 import tomllib
 from dataclasses import asdict
+from itertools import count
 
 import pytest
 
@@ -148,9 +149,19 @@ def test_a_failure_is_told_as_it_was_said(run, tmp_path):
 
 
 def test_a_run_that_ends_without_a_word_is_noticed(run, tmp_path, monkeypatch):
-    monkeypatch.setattr("potluck.flower.server.hosting._ASK_EVERY", 0.0)
+    monkeypatch.setattr("potluck.flower.server.hosting._QUIET", 0.0)
     with pytest.raises(FlowerError, match="the server app crashed"):
         list(run_app(Link(), tmp_path, run, print))
+
+
+def test_flower_is_not_asked_about_a_run_that_speaks(run, tmp_path, monkeypatch):
+    clock, events, asked = count(0, 10), EventLog(run), []
+    monkeypatch.setattr("potluck.flower.server.hosting.time.monotonic", lambda: next(clock))
+    words = [lambda: events.say("still here")] * 20
+    link = Link(*words, events.end)
+    monkeypatch.setattr(link, "status", lambda number: asked.append(number) or ("running", ""))
+    list(run_app(link, tmp_path, run, print))
+    assert not asked
 
 
 def test_a_run_that_nobody_follows_is_stopped(run, tmp_path):

@@ -18,7 +18,7 @@ from potluck.flower.deploy.superlink import FlowerError, SuperLink
 from potluck.records import CHECKPOINT, LAST, ROUNDS, Checkpoint, Progress, RoundRecord
 
 _LOOK_EVERY = 0.5
-_ASK_EVERY = 15.0  # seconds; Flower's commands take a second of processor time each
+_QUIET = 15.0  # seconds without a word, after which Flower is asked: its commands take a second of a whole core
 
 
 def write_app(
@@ -87,24 +87,26 @@ def run_app(
     finished, heard = _Finished(run), EventLog(run).size
     number, over = link.submit(app), False
     before: Progress | None = None
-    asked = time.monotonic()
+    last = time.monotonic()
     try:
         while not over:
-            event, heard = EventLog(run).after(heard)
+            event, read = EventLog(run).after(heard)
             yield from finished.new()
             yield from event.refused
+            if read != heard:
+                heard, last = read, time.monotonic()
             if (now := Progress.read(run)) not in (before, None):
-                before = now
+                before, last = now, time.monotonic()
                 yield now
             for line in (*event.lines, *link.register()):
                 say(line)
             if event.failure:
                 raise FlowerError(event.failure)
             over = event.over
-            if time.monotonic() - asked > _ASK_EVERY:
-                link.check()
+            link.check()
+            if time.monotonic() - last > _QUIET:
                 _check_alive(link, number)
-                asked = time.monotonic()
+                last = time.monotonic()
             time.sleep(_LOOK_EVERY)
     finally:
         if not over:
