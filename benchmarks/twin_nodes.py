@@ -175,7 +175,7 @@ def foreseen(experiment: Experiment, speeds: Sequence[float], waits: Sequence[fl
         for client, (speed, wait, of) in enumerate(zip(speeds, waits, DEVICES, strict=True))
     ]
     federation, run = federation_of(experiment), experiment.run
-    loads = list(islice(foresee(experiment, federation).loads(experiment), run.rounds))
+    loads = list(islice(foresee(experiment, federation).loads(experiment, lambda _: ()), run.rounds))
     rounds = simulate(run.course(Fleet(devices, sorted(federation.sites))), loads, run.needed)
     parts = [part for load in loads for exchange in load.exchanges for part in exchange.values()]
     return {
