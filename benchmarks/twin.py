@@ -68,7 +68,8 @@ def hours(experiment: Experiment, known: Foreseen, count: float) -> tuple[Summar
     """The course of so many hours, and the seconds that it took."""
     began, found, run = time.process_time(), Summary(), experiment.run
     assert run.twin is not None
-    rounds = simulate(run.course(Fleet(run.twin.devices, sorted(known.like))), known.loads(experiment, lambda _: ()), run.needed)
+    course = run.course(Fleet(run.twin.devices, sorted(known.like)))
+    rounds = simulate(course, known.loads(experiment, lambda _: ()), run.needed)
     for timed in takewhile(lambda timed: timed.end <= count * 3600, rounds):
         found.add(timed)
     return found, time.process_time() - began

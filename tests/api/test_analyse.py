@@ -104,6 +104,13 @@ def test_analyse__maps_the_features_that_heads_read_of_clients_with_one_width(sm
     assert list(points.label) == test.labels.tolist() * 2
     expected = PCA(2).fit_transform(features.astype(np.float64))
     np.testing.assert_allclose(np.abs(points[["pca_x", "pca_y"]]), np.abs(expected), atol=1e-5)
+    (of_one,) = (mapped := local.analyse(examples=40, map_class=3).frames)["separation"].itertuples()
+    threes = test.labels.numpy() == 3
+    assert list(mapped["map"].label) == [3] * 2 * threes.sum()
+    chosen = np.concatenate([features[:40][threes], features[40:][threes]])
+    owners = [0] * threes.sum() + [2] * threes.sum()
+    assert of_one.silhouette_by_client == pytest.approx(silhouette_score(chosen, owners), abs=1e-5)
+    assert np.isnan(of_one.silhouette_by_class)
 
 
 def test_analyse__drift_and_calibration_are_of_the_trained_networks(small):
@@ -198,6 +205,7 @@ def test_analyse__tells_from_records_alone_where_models_cannot_be_made(small, tm
         ({"examples": 5000}, "examples: expected at most 4096, found 5000; every stage of every client keeps"),
         ({"measure": "global"}, "measure 'global': who profits is told by scores of single clients"),
         ({"target": 60.0}, "target 60: accuracy is a share; expected 0 to 1, such as 0.6"),
+        ({"map_class": 10}, "map_class: expected a class with two of the 360 common test examples, one of 0, 1, .* 10"),
         ({"alone": "fedper"}, "no experiment 'fedper' to compare with"),
     ],
 )

@@ -1,5 +1,6 @@
 """`potluck reproduce`: ours beside a paper's numbers, which never pass for ours."""
 
+import csv
 import glob
 import importlib
 import io
@@ -448,14 +449,18 @@ def ours(recipe, text, row):
 @pytest.mark.slow
 def test_a_recipe_of_a_figure_draws_it_of_its_finished_runs_by_itself(runs, potluck, tmp_path):
     (tmp_path / "mine.toml").write_text(
-        RECIPE.replace("[measured]", "[analysis]\nclients = 3\nexamples = 40\n\n[measured]")
+        RECIPE.replace("[measured]", "[analysis]\nclients = 3\nexamples = 40\nmap_class = 1\n\n[curves]\n\n[measured]")
     )
     outcome = potluck("reproduce mine.toml --scale 0.01 --finished --columns IID")
     assert "Figures: runs/reproduce/mine/analysis.html" in outcome.out
+    assert "Curves: runs/reproduce/mine/report.html" in outcome.out
+    assert (tmp_path / "runs/reproduce/mine/curves.png").is_file()
     place = tmp_path / "runs" / "reproduce" / "mine" / "analysis"
     assert {f"{name}.{kind}" for name in ("similarity", "gains", "map-1") for kind in ("svg", "pdf")} <= {
         path.name for path in place.iterdir()
     }
+    with (place / "map.csv").open() as file:
+        assert {row["label"] for row in csv.DictReader(file)} == {"1"}
     lines = (place / "similarity.csv").read_text().splitlines()
     assert {line.split(",")[0] for line in lines[1:]} == {"fedavg", "local"}  # of the column that was asked for
     again = potluck("reproduce mine.toml --scale 0.01 --finished --columns IID")

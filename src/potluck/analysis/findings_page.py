@@ -163,6 +163,7 @@ def _parts(findings: Findings, drawn: dict[str, str]) -> dict[str, list[Shown]]:
         "How alike clients see": [
             figures("CKA between clients, by stage", _ON_SIMILARITY, "similarity"),
             several("Client by client, and stage by stage", "Unbiased linear CKA, mean over seeds.", "heatmaps"),
+            several("The same by canonical correlations", _ON_CORRELATIONS, "correlations"),
             Shown("Mean over pairs of clients", shown.table_of_similarity(findings), words=_OVER_SEEDS),
             figures("CKA between clients, over rounds", _ON_ROUNDS, "similarity-over-rounds"),
             several("Features before the head, in two dimensions", _ON_MAPS, "map"),
@@ -217,6 +218,10 @@ _ON_FAIRNESS = (
 _ON_SIMILARITY = (
     "1 if two clients' networks see the examples of the common test set alike up to rotation and scale; about 0 of"
     " unrelated ones. Mean over pairs of clients."
+)
+_ON_CORRELATIONS = (
+    "Mean canonical correlation of channels, each the mean over positions: 1 up to any invertible map. Empty where both"
+    " networks have together as many directions as there are examples."
 )
 _ON_MAPS = (
     "Of clients whose features have one width, the same examples at each, of each experiment's first run: by principal"

@@ -225,7 +225,11 @@ class Inside:
 
 
 def moment_of(
-    number: int, stages: Sequence[StageOf], networks: Mapping[int, Mapping[str, NDArray[Any]]], labels: ClassLabels
+    number: int,
+    stages: Sequence[StageOf],
+    networks: Mapping[int, Mapping[str, NDArray[Any]]],
+    labels: ClassLabels,
+    only: int | None = None,
 ) -> Moment:
     """What curves show after a round, without what only the last one is asked for.
 
@@ -234,6 +238,7 @@ def moment_of(
         stages: of each client, on the same examples.
         networks: by client the trained tensors by name.
         labels: the examples' classes.
+        only: as of `feature_map`.
     """
     by_stage: dict[int, list[StageOf]] = {}
     for stage in stages:
@@ -243,7 +248,7 @@ def moment_of(
         for number, alike in sorted(by_stage.items())
         if len(alike) > 1
     }
-    mapped = _mapped(last_stages(stages), labels)
+    mapped = _mapped(last_stages(stages), labels, only)
     separation = mapped.separation if mapped else (None, None)
     return Moment(number, similar, tuple(drift(networks)), *separation)
 
@@ -277,15 +282,18 @@ def similarities(stages: Sequence[StageOf]) -> list[Similarity]:
     ]
 
 
-def feature_map(last: Sequence[StageOf], labels: ClassLabels, *, drawn: bool = True) -> Map | None:
+def feature_map(
+    last: Sequence[StageOf], labels: ClassLabels, *, drawn: bool = True, only: int | None = None
+) -> Map | None:
     """The features behind these last stages, of the clients that have the width of most; None for fewer than two.
 
     Args:
         last: of each client, on the same examples.
         labels: the examples' classes.
         drawn: whether they are placed in two dimensions, which takes seconds.
+        only: the class whose examples alone are shown, of tasks with classes; None for all.
     """
-    found = _mapped(last, labels)
+    found = _mapped(last, labels, only)
     if found is None:
         return None
     points = tuple(_dots(found)) if drawn else ()
@@ -315,14 +323,17 @@ class _Mapped:
         return silhouette(self.features, self.owners), by_class
 
 
-def _mapped(last: Sequence[StageOf], labels: ClassLabels) -> _Mapped | None:
+def _mapped(last: Sequence[StageOf], labels: ClassLabels, only: int | None) -> _Mapped | None:
     """The features that a map shows; None of fewer clients than two with one width."""
     width = Counter(stage.means.shape[1] for stage in last).most_common(1)[0][0] if last else 0
     shown = [stage for stage in last if stage.means.shape[1] == width]
     if len(shown) < 2:
         return None
-    count = min(len(shown[0].means), max(2, _POINTS // len(shown)))
-    rows = np.linspace(0, len(shown[0].means) - 1, count).round().astype(int)
+    wanted = np.arange(len(shown[0].means))
+    if labels is not None and only is not None:
+        wanted = np.flatnonzero(np.asarray(labels) == only)
+    count = min(len(wanted), max(2, _POINTS // len(shown)))
+    rows = wanted[np.linspace(0, len(wanted) - 1, count).round().astype(int)]
     return _Mapped(
         clients=tuple(stage.client for stage in shown),
         features=np.concatenate([stage.means[rows] for stage in shown]),

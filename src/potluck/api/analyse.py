@@ -12,7 +12,7 @@ from potluck.analysis.findings_tables import tables_of
 from potluck.analysis.inside import Inside
 from potluck.analysis.names import labels, run_names
 from potluck.analysis.read import find_runs, read_runs
-from potluck.api.inside import Sampling, look_inside
+from potluck.api.inside import NoSuchClass, Sampling, look_inside
 from potluck.core.ground.errors import PotluckError
 from potluck.experiment.folder.trained import models_in
 from potluck.records import TITLES_OF_A_CLIENT, Measure
@@ -75,6 +75,7 @@ class Scope:
         examples: of the common test set at most, on which they are compared.
         bins: of confidence, for the calibration.
         by: a column of the runs' tables, by whose values test examples are divided into groups; None for none.
+        map_class: the class whose examples alone the map of features shows, a number from 0; None for all.
     """
 
     measure: Measure = "personal"
@@ -85,6 +86,7 @@ class Scope:
     examples: int = 512
     bins: int = 15
     by: str | None = None
+    map_class: int | None = None
 
 
 def analysis_of(paths: Sequence[Path], scope: Scope, tell: Callable[[str], None] = lambda words: None) -> Analysis:
@@ -97,10 +99,12 @@ def analysis_of(paths: Sequence[Path], scope: Scope, tell: Callable[[str], None]
 
     Raises:
         CheckpointError: there is no run to read, or all are damaged.
-        ConfigError: a value is wrong, or a column has too many different ones.
+        ConfigError: a value is wrong, a class has no examples, or a column has too many different ones.
         DataError: data are no tables, or lack the column.
     """
-    sampling = Sampling(scope.clients, scope.examples, common=scope.measure == "common", bins=scope.bins)
+    sampling = Sampling(
+        scope.clients, scope.examples, common=scope.measure == "common", bins=scope.bins, map_class=scope.map_class
+    )
     reading = read_runs(find_runs(paths))
     found = partial(
         find,
@@ -127,6 +131,8 @@ def analysis_of(paths: Sequence[Path], scope: Scope, tell: Callable[[str], None]
             drawn = experiment not in {one.experiment for one in inside if one.map}
             look = look_inside(trained, empty, sampling, kept=models.kept(), groups=groups, drawn=drawn)
             inside.append(look)
+        except NoSuchClass:
+            raise
         except PotluckError as problem:
             remarks.append(f"{name}: nothing of its models: {problem}")
     return Analysis(found(inside, remarks=remarks))

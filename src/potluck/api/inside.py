@@ -37,6 +37,10 @@ _FEWEST = 8  # examples, below which no similarity means anything
 _MOST = 4096  # of which a stage's inner products take 128 MiB
 
 
+class NoSuchClass(ConfigError):
+    """A class is asked for of which there are no examples."""
+
+
 @dataclass(frozen=True)
 class Sampling:
     """How closely models are looked at.
@@ -45,6 +49,7 @@ class Sampling:
         clients: of how many at most the networks are compared, of each architecture in turn.
         examples: of the common test set at most, on which they are compared.
         common: whether predictions are on the common test set instead of each client's own test part.
+        map_class: whose examples alone the map of features shows, a number from 0; None for those of all.
         bins: of confidence.
     """
 
@@ -52,6 +57,7 @@ class Sampling:
     examples: int = 512
     common: bool = False
     bins: int = BINS
+    map_class: int | None = None
 
     def __post_init__(self) -> None:
         for name, least in (("clients", 2), ("examples", _FEWEST), ("bins", 2)):
@@ -83,12 +89,16 @@ def look_inside(
         kept: the models of further rounds, for curves.
         groups: of test examples, whose predictions are looked at by themselves too.
         drawn: whether its features are placed in two dimensions.
+
+    Raises:
+        NoSuchClass: there are no examples of the class that the map shall show.
     """
     federation, remarks = trained.federation, list[str]()
     examples = _shown(federation, sampling.examples)
     if examples is None:
         remarks.append(f"no similarity: there is no common test set of at least {_FEWEST} examples")
     labels = examples.labels.tolist() if examples is not None and federation.task.has_classes else None
+    _check_class(sampling.map_class, labels)
     seen = _seen(trained, sampling, examples)
     with threads(trained.threads):
         predicted = predicted_by(trained, groups, remarks, common=sampling.common)
@@ -102,7 +112,7 @@ def look_inside(
         drift=tuple(drift(seen.weights)),
         calibration=tuple(calibrated(predicted, federation, empty, sampling.bins)),
         counted=tuple(row for client, of in predicted.items() for row in of.counted(client)),
-        map=feature_map(last_stages(seen.stages), labels, drawn=drawn),
+        map=feature_map(last_stages(seen.stages), labels, drawn=drawn, only=sampling.map_class),
     )
     moments = {found.round: found.moment}
     try:
@@ -116,7 +126,23 @@ def look_inside(
 
 def _moment(trained: Trained, sampling: Sampling, examples: Examples | None, labels: ClassLabels) -> Moment:
     seen = _seen(trained, sampling, examples)
-    return moment_of(trained.round, seen.stages, seen.weights, labels)
+    return moment_of(trained.round, seen.stages, seen.weights, labels, sampling.map_class)
+
+
+def _check_class(number: int | None, labels: ClassLabels) -> None:
+    """Check that there are examples of the class that a map shows.
+
+    Raises:
+        NoSuchClass: there are not two.
+    """
+    if number is None or labels is None:
+        return
+    if labels.count(number) < 2:
+        known = sorted({label for label in labels if labels.count(label) > 1})
+        raise NoSuchClass(
+            f"map_class: expected a class with two of the {len(labels)} common test examples, one of"
+            f" {', '.join(map(str, known))}, found {number}"
+        )
 
 
 @dataclass(frozen=True)

@@ -139,6 +139,7 @@ class RunResult:
         examples: int = 512,
         bins: int = 15,
         by: str | None = None,
+        map_class: int | None = None,
     ) -> Analysis:
         """What `potluck analyse` finds of this run beside others, as data frames; `write` makes its page.
 
@@ -155,13 +156,14 @@ class RunResult:
             bins: of confidence, for the calibration.
             by: a column of the runs' tables, also one that is no input, by whose values test examples are divided into
                 groups: what each gains, and how sure its predictions are.
+            map_class: the class whose examples alone the map of features shows, a number from 0; None for all.
 
         Raises:
             ConfigError: a run has no folder, or a value is wrong.
             DataError: data are no tables, or lack the column `by`.
             CheckpointError: a folder is not a run, or all runs are damaged.
         """
-        scope = Scope(measure, chosen, alone, target, clients, examples, bins, by)
+        scope = Scope(measure, chosen, alone, target, clients, examples, bins, by, map_class)
         return analysis_of(folders_of([self, *others]), scope)
 
     def attack(

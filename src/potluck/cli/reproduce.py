@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from potluck.analysis.report import write_report
 from potluck.api.analyse import Scope, analysis_of
 from potluck.cli import stages
 from potluck.cli.compare import run_missing
@@ -22,7 +23,6 @@ from potluck.experiment.settings.schema import Experiment
 from potluck.recipes import Recipe, list_recipes, load_recipe
 from potluck.recipes.beside import Planned, Reproduced, beside, finished, plan
 from potluck.recipes.card import card, failures, groups, words
-from potluck.recipes.contents import Drawing
 from potluck.recipes.papers import load_papers
 from potluck.recipes.scaling import check_scale
 
@@ -161,17 +161,21 @@ def print_reproduction(name: str, assignments: Sequence[str], asked: Asked) -> b
         asked.card.write_text(card(found, asked.note), encoding="utf-8")
         typer.echo(f"Card: {asked.card}")
     folders = [end.folder for end in ends if end and end.folder and end.problem is None]
-    if recipe.analysis and folders:
-        _draw(recipe, recipe.analysis, folders, asked.runs / recipe.name)
+    if folders:
+        _draw(recipe, folders, asked.runs / recipe.name)
     return not found.problems
 
 
-def _draw(recipe: Recipe, how: Drawing, folders: Sequence[Path], to: Path) -> None:
-    """Draw the figures of a recipe's finished runs, as `potluck analyse` does."""
-    scope = Scope(recipe.measured.by, clients=how.clients, examples=how.examples)
-    page = analysis_of(folders, scope, stages.show_stages).write(to)
-    stages.clear()
-    typer.echo(f"Figures: {page}, and as SVG, PDF and CSV beside it")
+def _draw(recipe: Recipe, folders: Sequence[Path], to: Path) -> None:
+    """Draw the figures of a recipe's finished runs, if it is of any, as `potluck analyse` and `potluck report` do."""
+    by = recipe.measured.by
+    if (how := recipe.analysis) is not None:
+        scope = Scope(by, clients=how.clients, examples=how.examples, map_class=how.map_class)
+        page = analysis_of(folders, scope, stages.show_stages).write(to)
+        stages.clear()
+        typer.echo(f"Figures: {page}, and as SVG, PDF and CSV beside it")
+    if recipe.curves is not None:
+        typer.echo(f"Curves: {write_report(folders, to, measure=by, smooth=recipe.curves.smooth)}")
 
 
 def _run(planned: Sequence[Planned], before: Sequence[Ended | None], asked: Asked) -> list[Ended | None]:

@@ -17,6 +17,9 @@
     [analysis]                                    # of a figure, which `potluck analyse` draws at the end
     clients = 15
 
+    [curves]                                      # of curves, which `potluck report` draws at the end
+    smooth = 10
+
     [experiment.federation]                       # what all experiments have in common
     clients = 100
 
@@ -210,10 +213,23 @@ class Drawing(Checked):
     Attributes:
         clients: of how many at most the networks are compared, of each architecture in turn.
         examples: of the common test set at most, on which they are compared.
+        map_class: the class whose examples alone the map of features shows, a number from 0; None for all.
     """
 
     clients: Annotated[int, at_least(2)] = 10
     examples: Annotated[int, at_least(8)] = 512
+    map_class: Annotated[int, at_least(0)] | None = None
+
+
+@dataclass(frozen=True)
+class Curves(Checked):
+    """How a recipe's scores are drawn over the rounds at its end: options of `potluck report`, by its measure.
+
+    Attributes:
+        smooth: a curve at each round is the mean of its latest so many values.
+    """
+
+    smooth: Annotated[int, at_least(1)] = 1
 
 
 @dataclass(frozen=True)
@@ -236,7 +252,8 @@ class Recipe(Checked):
             same curves"; without a version they are of the same text.
         scales: as a row's, for all rows.
         keep_clients: whether a scaled run keeps the number of clients, since the table compares numbers of them.
-        analysis: how its figures are drawn once its runs are finished; None of a table.
+        analysis: how figures of its clients' models are drawn once its runs are finished; None of a table.
+        curves: how its curves are drawn then; None if the paper draws none.
     """
 
     title: str
@@ -252,6 +269,7 @@ class Recipe(Checked):
     scales: tuple[str, ...] = ()
     keep_clients: bool = False
     analysis: Drawing | None = None
+    curves: Curves | None = None
     name: str = ""
     path: str = ""
 

@@ -9,7 +9,7 @@ from potluck.analysis.costs import COSTS, over_cost
 from potluck.analysis.findings import Findings
 from potluck.analysis.gains import Gain
 from potluck.analysis.groups import group
-from potluck.analysis.inside import EVERYBODY, Calibrated, Inside, by_experiment
+from potluck.analysis.inside import EVERYBODY, Calibrated, Inside, Similarity, by_experiment
 from potluck.analysis.plots.curves import COLOURS, Axes, Figure, style
 from potluck.analysis.plots.over_rounds import draw_over_rounds
 from potluck.analysis.plots.panels import MOST, few, look_of, panel_of_lines, panels_of
@@ -26,7 +26,8 @@ def draw_findings(findings: Findings) -> dict[str, Figure]:
         "groups": _groups(findings),
         "costs": _costs(findings),
         "similarity": _similarity(findings.inside),
-        **{f"heatmaps-{number}": _heatmaps(*one) for number, one in enumerate(by_experiment(findings.inside), 1)},
+        **_heatmaps(findings.inside, "heatmaps", lambda row: row.unbiased_cka, "CKA, unbiased"),
+        **_heatmaps(findings.inside, "correlations", lambda row: row.cca, "CCA, mean"),
         **{f"map-{number}": _maps(findings, *one) for number, one in enumerate(by_experiment(findings.inside), 1)},
         "calibration": _reliability(findings.inside),
         "drift": _drift(findings.inside),
@@ -155,16 +156,30 @@ def _similarity(inside: Sequence[Inside]) -> Figure | None:
     return figure
 
 
-def _heatmaps(label: str, runs: Sequence[Inside]) -> Figure | None:
-    """CKA of each client with each at each stage, and of stage with stage over all pairs; mean over these runs."""
+def _heatmaps(
+    inside: Sequence[Inside], name: str, value: Callable[[Similarity], float | None], scale: str
+) -> dict[str, Figure | None]:
+    """A figure for each experiment, of one measure of similarity."""
+    return {
+        f"{name}-{number}": _heatmaps_of(label, runs, value, scale)
+        for number, (label, runs) in enumerate(by_experiment(inside), 1)
+    }
+
+
+def _heatmaps_of(
+    label: str, runs: Sequence[Inside], value: Callable[[Similarity], float | None], scale: str
+) -> Figure | None:
+    """Each client with each at each stage, and stage with stage over all pairs of clients; mean over these runs."""
     clients: dict[tuple[int, int, int], list[float]] = {}
     stages: dict[tuple[int, int], list[float]] = {}
     for row in (row for one in runs for row in one.similarity if row.client != row.other_client):
+        if (alike := value(row)) is None:
+            continue
         one, other = (row.client, row.stage), (row.other_client, row.other_stage)
         for (of, at), (of_other, at_other) in ((one, other), (other, one)):
-            stages.setdefault((at, at_other), []).append(row.unbiased_cka)
+            stages.setdefault((at, at_other), []).append(alike)
             if at == at_other:
-                clients.setdefault((at, of, of_other), []).append(row.unbiased_cka)
+                clients.setdefault((at, of, of_other), []).append(alike)
     if not clients:
         return None
     last = sorted({at for at, *_ in clients})[1 - MOST :]
@@ -176,7 +191,7 @@ def _heatmaps(label: str, runs: Sequence[Inside]) -> Figure | None:
             whole = {**pairs, **{(of, of): [1.0] for of, _ in pairs}}
             _heatmap(axes, whole, f"stage {stage}, client by client", called)
         image = _heatmap(panels[-1], stages, "stage by stage")
-        figure.colorbar(image, ax=panels[-1], label="CKA, unbiased")
+        figure.colorbar(image, ax=panels[-1], label=scale)
         figure.suptitle(label, fontsize=9, x=0.01, ha="left")
     return figure
 
@@ -208,7 +223,7 @@ def _maps(findings: Findings, label: str, runs: Sequence[Inside]) -> Figure | No
         return None
     points = np.array([(one.pca_x, one.pca_y, one.tsne_x, one.tsne_y) for one in found.points])
     kinds = {"client": [one.client for one in found.points], "class": [one.label for one in found.points]}
-    shown = {name: owners for name, owners in kinds.items() if None not in owners}
+    shown = {name: owners for name, owners in kinds.items() if None not in owners and len(set(owners)) > 1}
     called = {"client": run.client_name, "class": findings.class_name}
     with style():
         figure, panels = panels_of(3.0, 2 * len(shown))

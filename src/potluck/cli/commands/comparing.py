@@ -171,6 +171,9 @@ def analyse(
     by: Annotated[
         str | None, typer.Option(help="A column of the runs' tables: what each group of test examples gains.")
     ] = None,
+    map_class: Annotated[
+        int | None, typer.Option(help="The map of features shows examples of this class alone.", min=0)
+    ] = None,
     show: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
 ) -> None:
     """Analyse what runs have trained: who profits and who loses, at what cost, and how alike clients' models are."""
@@ -178,7 +181,7 @@ def analyse(
     from potluck.api.analyse import Scope, analysis_of
     from potluck.cli.compare import measure_of
 
-    scope = Scope(measure_of(measure), chosen, alone, target, clients, examples, bins, by)
+    scope = Scope(measure_of(measure), chosen, alone, target, clients, examples, bins, by, map_class)
     analysis = analysis_of(folders, scope, stages.show_stages)
     page = analysis.write(to or (folders[0] if len(folders) == 1 else Path("analysis")))
     stages.clear()
