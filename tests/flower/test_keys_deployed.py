@@ -2,95 +2,19 @@
 
 import json
 import re
-import shutil
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
-import tomli_w
 
 from potluck._version import __version__
 from potluck.flower.deploy.keys import certify
-from potluck.flower.deploy.processes import free_port
-from potluck.records import ROUNDS
+
+from .deployed import numbers_apart, replied, rounds_of
 
 pytestmark = pytest.mark.slow
-POTLUCK = str(Path(sys.executable).parent / "potluck")
 PAGE = Path(__file__).parents[2] / "docs/guides/keys.md"
 OLD = "0.0.9"
 OTHER_VERSION = f"import potluck._version\n\npotluck._version.__version__ = {OLD!r}\n"
-
-
-class Deployment:
-    """A server and nodes, each with a folder and a terminal of its own.
-
-    What a node carries is a copy of what `potluck keys` made for it, as it is on another machine.
-    """
-
-    def __init__(self, place):
-        self.place, self.address, self.running = place, f"127.0.0.1:{free_port()}", {}
-        self.printed = ""
-
-    def keys(self, *words):
-        done = subprocess.run(
-            [POTLUCK, "keys", "keys", *words], cwd=self.place, capture_output=True, text=True, check=True
-        )
-        self.printed += done.stdout
-
-    def carry(self, name, *files):
-        """Copy a node's folder to its machine, or some of its files over those that are there."""
-        for file in files or ("ca.crt", "node.key"):
-            (self.place / name).mkdir(mode=0o700, exist_ok=True)
-            shutil.copy(self.place / "keys/nodes" / name / file, self.place / name / file)
-
-    def serve(self, folder, *words):
-        words = ["f.toml", "--keys", "keys", "--listen", self.address, "--folder", folder, *words]
-        self.start("server", "serve", *words)
-
-    def join(self, name):
-        self.start(name, "join", self.address, "--keys", name, "--state", f"state-{name}")
-
-    def end(self, name, within=60):
-        self.running[name].terminate()
-        return self.running.pop(name).wait(within)
-
-    def lines(self, name):
-        log = self.place / f"{name}.log"
-        return log.read_text().splitlines() if log.is_file() else []
-
-    def hears(self, name, pattern, since=0, within=240):
-        """Wait for a line in a terminal, after the first ones; return how many there are up to it."""
-        deadline = time.monotonic() + within
-        while True:
-            for number, line in enumerate(self.lines(name)[since:], start=since + 1):
-                if re.search(pattern, line):
-                    return number
-            assert time.monotonic() < deadline, (name, pattern, self.lines(name), self.lines("server"))
-            time.sleep(0.2)
-
-    def close(self):
-        for process in self.running.values():
-            process.terminate()
-        for process in self.running.values():
-            process.wait(60)
-
-    def start(self, name, *words):
-        with (self.place / f"{name}.log").open("ab") as log:
-            self.running[name] = subprocess.Popen(
-                [POTLUCK, *words], cwd=self.place, stdin=subprocess.DEVNULL, stdout=log, stderr=log
-            )
-
-    @property
-    def heard(self):
-        """All lines of all terminals, numbers apart."""
-        logs = [line for log in self.place.glob("*.log") for line in log.read_text().splitlines()]
-        return {numbers_apart(line) for line in [*logs, *self.printed.splitlines()]}
-
-
-def numbers_apart(line):
-    return re.sub(r"\d+", "0", line.strip())
 
 
 def shown(section):
@@ -98,32 +22,6 @@ def shown(section):
     page = PAGE.read_text().partition("## Versions")[section]
     blocks = re.findall(r"^```text\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
     return [line for block in blocks for line in block.splitlines()]
-
-
-@pytest.fixture
-def deployment(tmp_path):
-    federation = {"dataset": "digits", "clients": 2, "train_fraction": 0.1, "models": [{"name": "cnn2", "width": 2}]}
-    run = {"rounds": 1000, "common_test": False, "evaluate_every": 1000}
-    tree = {"federation": federation, "method": {"name": "fedavg"}, "run": run}
-    (tmp_path / "f.toml").write_text(tomli_w.dumps(tree))
-    found = Deployment(tmp_path)
-    try:
-        yield found
-    finally:
-        found.close()
-
-
-def rounds_of(run):
-    return [json.loads(line) for line in (run / ROUNDS).read_text().splitlines()]
-
-
-def replied(deployment, within=240):
-    """Wait for a round that began after now, and in which both nodes replied."""
-    run, deadline = deployment.place / "run", time.monotonic() + within
-    done = len(rounds_of(run))
-    while not any(record["replied"] == [0, 1] for record in rounds_of(run)[done + 1 :]):
-        assert time.monotonic() < deadline, rounds_of(run)
-        time.sleep(0.2)
 
 
 def test_keys_certificates_and_the_authority_change_while_all_run(deployment, days_ago):

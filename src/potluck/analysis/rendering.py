@@ -21,21 +21,21 @@ NOTHING = "–"
 Value = Interval | Spread | float | None
 
 
+def escaping(package: str) -> Environment:
+    """The templates of a package. What is put into them is escaped: names are what their users made them."""
+    return Environment(
+        loader=PackageLoader(package), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, autoescape=True
+    )
+
+
 def template(name: str, metric: Metric) -> Template:
     """A template of the report; its filter `score` writes values of this metric.
 
-    What is put into either is escaped: names are what their users made them. Markdown keeps the line break at its end.
+    Markdown is escaped like pages, and keeps the line break at its end.
     """
-    html = name.endswith(".html.j2")
-    environment = Environment(
-        loader=PackageLoader("potluck.analysis"),
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        autoescape=True,
-        finalize=None if html else _escaped,
-        keep_trailing_newline=not html,
-    )
+    environment = escaping("potluck.analysis")
+    if not name.endswith(".html.j2"):
+        environment = environment.overlay(finalize=_escaped, keep_trailing_newline=True)
     words: dict[str, Any] = {"titles": TITLES, "of_a_client": TITLES_OF_A_CLIENT}
     environment.globals.update(words)
     filters: dict[str, Callable[..., str]] = {

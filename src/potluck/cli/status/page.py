@@ -7,9 +7,10 @@ from datetime import UTC, datetime
 from functools import cache
 from importlib.resources import files
 
-from jinja2 import Environment, PackageLoader, StrictUndefined, Template
+from jinja2 import Template
 from markupsafe import Markup
 
+from potluck.analysis.rendering import escaping
 from potluck.cli.status.overview import Overview
 from potluck.cli.terminal import megabytes
 from potluck.records import duration
@@ -45,13 +46,7 @@ def _style() -> str:
 
 @cache
 def _template() -> Template:
-    environment = Environment(
-        loader=PackageLoader("potluck.cli.status"),
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        autoescape=True,
-    )
+    environment = escaping("potluck.cli.status")
     filters: dict[str, Callable[..., str]] = {"moment": _moment, "ago": _ago, "bytes": _bytes, "day": _day}
     environment.filters.update(filters)
     return environment.get_template("status.html.j2")
