@@ -4,7 +4,6 @@ import struct
 from contextlib import contextmanager
 
 import pytest
-import tomli_w
 
 pytest.importorskip("flwr", reason="the extra 'flower' is not installed")
 
@@ -16,10 +15,6 @@ _OPEN, _MODIFY, _CREATE, _DELETE, _MOVED = 0x20, 0x2, 0x100, 0x200, 0xC0
 @pytest.fixture
 def deployment(tmp_path):
     """A server of two clients' federation, and its nodes, none of them started yet."""
-    federation = {"dataset": "digits", "clients": 2, "train_fraction": 0.1, "models": [{"name": "cnn2", "width": 2}]}
-    run = {"rounds": 1000, "common_test": False, "evaluate_every": 1000}
-    tree = {"federation": federation, "method": {"name": "fedavg"}, "run": run}
-    (tmp_path / "f.toml").write_text(tomli_w.dumps(tree))
     found = Deployment(tmp_path)
     try:
         yield found

@@ -8,6 +8,8 @@ import sys
 import time
 from pathlib import Path
 
+import tomli_w
+
 from potluck.flower.deploy.processes import free_port
 from potluck.records import ROUNDS
 
@@ -23,6 +25,16 @@ class Deployment:
     def __init__(self, place):
         self.place, self.address, self.running = place, f"127.0.0.1:{free_port()}", {}
         self.printed = ""
+        federation = {
+            "dataset": "digits",
+            "clients": 2,
+            "train_fraction": 0.1,
+            "models": [{"name": "cnn2", "width": 2}],
+        }
+        run = {"rounds": 1000, "common_test": False, "evaluate_every": 1000}
+        (place / "f.toml").write_text(
+            tomli_w.dumps({"federation": federation, "method": {"name": "fedavg"}, "run": run})
+        )
 
     def keys(self, *words):
         done = subprocess.run(

@@ -120,9 +120,16 @@ def a_stranger_with_a_key_of_its_own_does_not_join(joined):
 
 def a_stranger_gives_no_orders(joined):
     """Over the server's own encryption: none of Flower's interfaces answers, whatever is asked."""
-    asked = ("/v1/control/start-run", "/v1/control/list-runs", "/v1/fleet/pull-messages", "/v1/serverappio/push-messages")
+    asked = (
+        "/v1/control/start-run",
+        "/v1/control/list-runs",
+        "/v1/fleet/pull-messages",
+        "/v1/serverappio/push-messages",
+    )
     for path in (*asked, "/flwr.proto.Control/StartRun", "/metrics", "/healthz", "/"):
-        assert status_of(joined, f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\n") in (401, 403, 404), path
+        assert status_of(joined, f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\n") in (401, 403, 404), (
+            path
+        )
         assert status_of(joined, f"GET {path} HTTP/1.1\r\nhost: x\r\n\r\n") in (401, 403, 404), path
 
 
@@ -184,12 +191,9 @@ def test_another_user_of_a_real_servers_and_nodes_machine_reads_no_secret_and_ne
     place.chmod(0o755)  # so that only what Potluck protects is protected
     deployment = Deployment(place)
     try:
-        federation = {"dataset": "digits", "clients": 1, "models": [{"name": "cnn2", "width": 2}]}
-        (place / "f.json").write_text(json.dumps(federation))
         deployment.keys("--node", "ward-1")
         deployment.carry("ward-1")
-        words = ["serve", "demo", "federation.clients=1", "run.rounds=1000", "--keys", "keys", "--folder", "run"]
-        deployment.start("server", *words, "--listen", deployment.address)
+        deployment.serve("run", "federation.clients=1")
         deployment.hears("server", "nodes join by")
         deployment.join("ward-1")
         deployment.hears("ward-1", "at work on round 1")
