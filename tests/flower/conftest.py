@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("flwr", reason="the extra 'flower' is not installed")
 
-from .deployed import Deployment  # noqa: E402 (needs Flower)
+from .deployed import Deployment
 
 _OPEN, _MODIFY, _CREATE, _DELETE, _MOVED = 0x20, 0x2, 0x100, 0x200, 0xC0
 

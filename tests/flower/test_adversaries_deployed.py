@@ -120,17 +120,11 @@ def a_stranger_with_a_key_of_its_own_does_not_join(joined):
 
 def a_stranger_gives_no_orders(joined):
     """Over the server's own encryption: none of Flower's interfaces answers, whatever is asked."""
-    asked = (
-        "/v1/control/start-run",
-        "/v1/control/list-runs",
-        "/v1/fleet/pull-messages",
-        "/v1/serverappio/push-messages",
-    )
-    for path in (*asked, "/flwr.proto.Control/StartRun", "/metrics", "/healthz", "/"):
-        assert status_of(joined, f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\n") in (401, 403, 404), (
-            path
-        )
-        assert status_of(joined, f"GET {path} HTTP/1.1\r\nhost: x\r\n\r\n") in (401, 403, 404), path
+    asked = ("control/start-run", "control/list-runs", "fleet/pull-messages", "serverappio/push-messages")
+    paths = (*(f"/v1/{name}" for name in asked), "/flwr.proto.Control/StartRun", "/metrics", "/healthz", "/")
+    for path in paths:
+        for words in (f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: 0", f"GET {path} HTTP/1.1\r\nhost: x"):
+            assert status_of(joined, f"{words}\r\n\r\n") in (401, 403, 404), path
 
 
 def status_of(joined, request):
