@@ -80,8 +80,10 @@ while time.monotonic() < began + 3:
     pass
 print((time.process_time() - used) / 3)
 """
-STEPS, TRIES = 8, 5
-"""Of one fit, and fits, by which a device's speed is measured; the first fit is left out."""
+STEPS, TRIES = 16, 5
+"""Of one fit, and fits, by which a device's speed is measured, the median; the first fit is left out."""
+SETTLED = 10.0
+"""Seconds after which the programs of a run that has ended take nothing any more."""
 
 
 def experiment_of(method: str, rounds: int) -> Experiment:
@@ -105,7 +107,7 @@ def speed(method: str, client: int) -> float:
         began = time.perf_counter()
         carry_out(fit, Key(("speed",)), PLAIN)
         taken.append(time.perf_counter() - began)
-    return flops * 1e-9 / (sum(taken[1:]) / TRIES)
+    return flops * 1e-9 / median(taken[1:])
 
 
 def granted(quotas: Sequence[Quota]) -> list[float]:
@@ -151,7 +153,7 @@ def carried_out(link: SuperLink, place: Path, experiment: Experiment) -> Path:
     place.mkdir()
     for _ in run_app(link, write_app(place.with_name(f"app-{place.name}"), experiment, place), place, print):
         pass
-    time.sleep(2.0)  # Flower's own programs end
+    time.sleep(SETTLED)
     return place
 
 
