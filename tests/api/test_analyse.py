@@ -110,7 +110,7 @@ def test_analyse__maps_the_features_that_heads_read_of_clients_with_one_width(sm
     chosen = np.concatenate([features[:40][threes], features[40:][threes]])
     owners = [0] * threes.sum() + [2] * threes.sum()
     assert of_one.silhouette_by_client == pytest.approx(silhouette_score(chosen, owners), abs=1e-5)
-    assert np.isnan(of_one.silhouette_by_class)
+    assert of_one.silhouette_by_class is None  # of one class
 
 
 def test_analyse__drift_and_calibration_are_of_the_trained_networks(small):

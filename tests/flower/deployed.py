@@ -97,7 +97,9 @@ def numbers_apart(line):
 
 
 def rounds_of(run):
-    return [json.loads(line) for line in (run / ROUNDS).read_text().splitlines()]
+    """The records of the rounds that have ended."""
+    file = run / ROUNDS
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.is_file() else []
 
 
 def replied(deployment, within=240):

@@ -49,18 +49,31 @@ class Wire:
         self.port, self.passed, self.spoils = port, bytearray(), False
         self._door = socket.create_server(("127.0.0.1", 0))
         self.address = f"127.0.0.1:{self._door.getsockname()[1]}"
-        threading.Thread(target=self._accept, daemon=True).start()
+        self._ends, self._threads = [], []
+        self._start(self._accept)
 
     def close(self):
-        self._door.close()
+        for end in (self._door, *self._ends):
+            with suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+        for thread in self._threads:
+            thread.join(10)
+        for end in (self._door, *self._ends):
+            end.close()
+
+    def _start(self, work, *arguments):
+        self._threads.append(threading.Thread(target=work, args=arguments, daemon=True))
+        self._threads[-1].start()
 
     def _accept(self):
         with suppress(OSError):
             while True:
                 here, _ = self._door.accept()
+                self._ends.append(here)
                 there = socket.create_connection(("127.0.0.1", self.port))
+                self._ends.append(there)
                 for ends in ((here, there), (there, here)):
-                    threading.Thread(target=self._pass, args=ends, daemon=True).start()
+                    self._start(self._pass, *ends)
 
     def _pass(self, source, target):
         with suppress(OSError):
@@ -73,7 +86,6 @@ class Wire:
         for end in (source, target):
             with suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
-            end.close()
 
 
 @pytest.fixture
@@ -165,16 +177,19 @@ def the_network_does_not_pass_for_the_server(joined):
         with suppress(OSError):
             while True:
                 end, _ = door.accept()
-                with suppress(OSError), context.wrap_socket(end, server_side=True) as there:
+                with end, suppress(OSError), context.wrap_socket(end, server_side=True) as there:
                     heard.append(there.recv(4096))
 
-    threading.Thread(target=answer, daemon=True).start()
+    answering = threading.Thread(target=answer, daemon=True)
+    answering.start()
     (joined.place / "misled").mkdir(mode=0o700)
     for file in ("ca.crt", "node.key"):
         shutil.copy(joined.place / "ward-2" / file, joined.place / "misled" / file)
     joined.join("misled", f"127.0.0.1:{door.getsockname()[1]}")
     assert joined.running.pop("misled").wait(120) == 2
     joined.hears("misled", "certificate is not one of ours")
+    door.shutdown(socket.SHUT_RDWR)
+    answering.join(10)
     door.close()
     assert not any(heard)
 
