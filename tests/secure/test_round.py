@@ -14,7 +14,8 @@ from potluck.secure.agreement import LEAST, Agreement, SecureRefusal
 from potluck.secure.coverage import Coverage, Summand, whole_piece
 from potluck.secure.fixed import FixedPoint
 from potluck.secure.server import SecureServer
-from potluck.testing.summing import Addend, answered, half_of, secure_round
+from potluck.secure.together import Addend, answered
+from potluck.testing.summing import half_of, secure_round
 
 
 def plain(agreement, addends, survivors):

@@ -76,6 +76,7 @@ class FedProto(fl.prototypes.PredictsByPrototypes[State]):
     """
 
     aligns_classes = True
+    sums_suffice = True
 
     variants = {
         "the paper's distance": {"distance": "means"},
@@ -105,6 +106,20 @@ class FedProto(fl.prototypes.PredictsByPrototypes[State]):
         new = fl.prototypes.averages(rows, server.num_classes, self.combine)  # eq. 6
         means = torch.where(new["known"][:, None], new["means"], old["means"])
         return State({"means": means, "known": new["known"] | old["known"]})
+
+    def summed(
+        self, handler: str, member: fl.Member, message: fl.Message, reply: fl.Message, server: fl.Server
+    ) -> fl.ToSum:
+        counts, prototypes = reply["counts"], reply["prototypes"]
+        labels = counts.nonzero()[:, 0]
+
+        def left(means: Tensor, rows: Tensor) -> fl.Observed:
+            kept = labels[rows]
+            return {"prototypes": means[rows], "counts": torch.zeros_like(counts).index_copy(0, kept, counts[kept])}
+
+        by = None if self.weighting == "uniform" else counts[labels]
+        rows = fl.summing.summed_rows("prototypes", prototypes, labels, server.num_classes, left, counts=by)
+        return fl.ToSum(rows)
 
     @fl.on_client
     def local_update(self, client: fl.Client, message: fl.Message) -> fl.ClientWork:
