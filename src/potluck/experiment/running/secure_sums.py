@@ -86,9 +86,17 @@ class SumsHere:
             return  # whoever has a part of a network in one round has another in the next
         kinds = {client: kind for kind, clients in enumerate(alike.values()) for client in clients}
         coverage = Coverage(_summands(found.values()), [*pieces_of(found).values()], dict(sorted(kinds.items())))
-        few = [block for block in coverage.blocks if len(block.clients) < least]
-        if few:
-            raise ConfigError(f"{_AT}: {_few(coverage, few[0], least)}")
+        of_classes = {name for client in standing for name in self._rows_of_classes(client, found[client])}
+        for block in coverage.blocks:
+            names = [name for name in _names_in(coverage, block) if name not in of_classes]
+            if names and len(block.clients) < least:
+                raise ConfigError(f"{_AT}: {_few(block.clients, len(self._roster), names, least)}")
+
+    def _rows_of_classes(self, client: ClientId, of: ToSum) -> Iterator[str]:
+        """The tensors of which a client has its own classes' rows, which may be few clients'."""
+        for one in of.tensors.values() if self._roster[client].head is not None else ():
+            if any(isinstance(index, Tensor) for index in one.place or ()):
+                yield one.name
 
     def _asked_first(
         self, engine: Engine, state: Any, number: int, clients: Sequence[ClientId]
@@ -283,16 +291,19 @@ def _count(course: SecureCourse, report: SumsReport) -> None:
     report.lost += course.sums.lost
 
 
-def _few(coverage: Coverage, block: CoordinateBlock, least: int) -> str:
+def _names_in(coverage: Coverage, block: CoordinateBlock) -> list[str]:
+    """The tensors that a block has numbers of."""
+    first, names = np.array([*coverage.starts.values()]), list(coverage.starts)
+    return [names[place] for place in np.unique(np.searchsorted(first, block.positions, side="right") - 1).tolist()]
+
+
+def _few(who: Sequence[ClientId], clients: int, names: Sequence[str], least: int) -> str:
     """Why what too few clients have is refused."""
-    first = np.array([*coverage.starts.values()])
-    held = np.unique(np.searchsorted(first, block.positions, side="right") - 1).tolist()
-    names = [list(coverage.starts)[place].removeprefix("all/") for place in held]
-    who = _listed([str(client) for client in block.clients])
+    tensors = _listed([name.removeprefix("all/") for name in names])
     return (
-        f"only {'client' if len(block.clients) == 1 else 'clients'} {who} of {len(coverage.kinds)} can train"
-        f" {_listed(names)} or a part of it, and numbers of fewer than {least} clients are in no sum: choose"
-        f" federation.models or federation.capacities of which each part is {least} clients'"
+        f"only client{'s' if len(who) > 1 else ''} {_listed([*map(str, who)])} of {clients} can train {tensors} or a part"
+        f" of it, and numbers of fewer than {least} clients are in no sum: choose federation.models or"
+        f" federation.capacities of which each part is {least} clients'"
     )
 
 
