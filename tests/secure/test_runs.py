@@ -255,7 +255,7 @@ def test_classes_that_too_few_have_are_left_out_and_counted(name, labels):
             "fedavg",
             replace(DEEP, clients=5),
             {},
-            "only clients 1, 3 of 5 can train weights/stages.hidden2.0.bias, weights/stages.hidden2.0.weight or a part of",
+            r"only clients 1, 3 of 5 can train weights/stages.hidden2.0.bias, weights/stages.hidden2.0.weight or",
         ),
         (
             "sharing.scope=architecture",

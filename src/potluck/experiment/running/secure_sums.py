@@ -300,10 +300,10 @@ def _names_in(coverage: Coverage, block: CoordinateBlock) -> list[str]:
 def _few(who: Sequence[ClientId], clients: int, names: Sequence[str], least: int) -> str:
     """Why what too few clients have is refused."""
     tensors = _listed([name.removeprefix("all/") for name in names])
+    whose = f"client{'s' if len(who) > 1 else ''} {_listed([*map(str, who)])} of {clients}"
     return (
-        f"only client{'s' if len(who) > 1 else ''} {_listed([*map(str, who)])} of {clients} can train {tensors} or a part"
-        f" of it, and numbers of fewer than {least} clients are in no sum: choose federation.models or"
-        f" federation.capacities of which each part is {least} clients'"
+        f"only {whose} can train {tensors} or a part of it, and numbers of fewer than {least} clients are in no sum:"
+        f" choose federation.models or federation.capacities of which each part is {least} clients'"
     )
 
 
