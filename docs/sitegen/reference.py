@@ -238,6 +238,7 @@ MODULES = (
 """Public modules beside these names."""
 
 RECORDS = {
+    "potluck.core.summed": ("Summed",),
     "potluck.core.requests.fit": ("FitReport",),
     "potluck.core.roles": ("Failure",),
     "potluck.core.requests.schedule": ("Schedule",),

@@ -4,28 +4,10 @@ from collections.abc import Mapping
 from dataclasses import fields, is_dataclass, replace
 
 import pytest
-import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from potluck.core.message import Message
 from potluck.core.roles import Failure
-from potluck.core.schema import (
-    ClassCounts,
-    Labels,
-    Probabilities,
-    Schema,
-    UpTo,
-    booleans,
-    count,
-    floats,
-    like,
-    number,
-    optional,
-    some_of,
-    text,
-)
-from potluck.core.summed import blank
 from potluck.engine.executors.choice import ChosenExecutor
 from potluck.engine.executors.sequential import Sequential
 from potluck.experiment.running.run import Run
@@ -118,34 +100,6 @@ def test_methods_say_whether_sums_suffice_them():
     assert "averaged = 'all'" in get_method("fd")().needs_single_replies
     assert quick(get_method("fd"), ["averaged=all"]).needs_single_replies == ""
     assert quick(get_method("fedavg"), ["sharing.scope=none"]).needs_single_replies == "it averages nothing"
-
-
-def test_a_client_without_a_reply_is_known_by_what_it_was_sent():
-    present = UpTo(4)
-    schema = Schema(
-        weights=like({"w": torch.ones(3, 2), "n": torch.tensor(5)}),
-        some=some_of({"w": torch.ones(2)}),
-        rows=floats(present, 5),
-        shares=Probabilities(present, 4),
-        counts=ClassCounts(4, 9, present),
-        labels=Labels(present, 4),
-        known=booleans(4),
-        examples=count(7),
-        rate=number(0.0, 1.0),
-        name=text(9),
-        maybe=optional(count(3)),
-    )
-    found = Message(**blank(schema))
-    assert {name: value.tolist() for name, value in found["weights"].items()} == {"w": [[0.0] * 2] * 3, "n": 0}
-    assert [tuple(found[name].shape) for name in ("rows", "shares", "counts", "labels", "known")] == [
-        (0, 5),
-        (0, 4),
-        (4,),
-        (0,),
-        (4,),
-    ]
-    assert (found["examples"], found["rate"], found["name"], found["some"]) == (7, 1.0, "", {})
-    assert "maybe" not in found
 
 
 @pytest.mark.parametrize(("name", "assignments"), [("heterofl", ["levels=[1.0, 0.5]"]), ("fedavg", [])])

@@ -55,7 +55,7 @@ class SumsHere:
     def __init__(self, method: Method[Any], federation: Federation, rule: SecureRule) -> None:
         self._method, self._roster, self._rule = method, federation.roster, rule
         self._numbers = rule.numbers(max(1, *(federation.outline(client).train for client in federation.sites)))
-        self._identities = dict(new_identities(()))
+        self._identities = new_identities(())
         self._exchanges = 0
         self._said = False
         name = type(method).__name__
