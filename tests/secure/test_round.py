@@ -14,7 +14,7 @@ from potluck.secure.agreement import LEAST, Agreement, SecureRefusal
 from potluck.secure.coverage import Coverage, Summand, whole_piece
 from potluck.secure.fixed import FixedPoint
 from potluck.secure.server import SecureServer
-from potluck.secure.together import Addend, answered
+from potluck.secure.together import Addend, answered, summed_together
 from potluck.testing.summing import half_of, secure_round
 
 
@@ -230,3 +230,24 @@ def test_no_code_of_the_house_sums_securely_yet_as_the_page_says():
     ]
     assert not users
     assert "No run uses it yet" in page
+
+
+def test_in_one_process_the_sums_are_the_same_and_bytes_are_counted(trial):
+    one = trial(clients=10)
+    course = summed_together(one.agreement, one.identities, one.addends, left=[2, 7])
+    expected = secure_round(one.agreement, one.identities, one.addends, leaving={2: 2, 7: 2})
+    assert course.refusal == ""
+    assert course.sums.survivors == expected.survivors == (0, 1, 3, 4, 5, 6, 8, 9)
+    assert all(torch.equal(course.sums.sums[name], tensor) for name, tensor in expected.sums.items())
+    assert set(course.bytes_up) == set(course.bytes_down) == set(range(10))
+    words = 8 * sum(block.words for block in one.coverage.blocks if 0 in block.members)
+    assert course.bytes_up[0] > words
+    assert course.bytes_up[2] < course.bytes_up[3]  # keys and boxes alone
+
+
+def test_in_one_process_too_few_are_a_refusal_and_no_error(trial):
+    one = trial(clients=10)
+    course = summed_together(one.agreement, one.identities, one.addends, left=[1, 2, 3, 4])
+    assert course.sums is None
+    assert course.refusal == "secure sums: 6 of 10 clients sent words, and 7 must; nothing is summed in this round"
+    assert all(count > 0 for count in course.bytes_up.values())

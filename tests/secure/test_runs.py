@@ -413,3 +413,18 @@ def flat(value, where):
 def test_rows_of_classes_that_too_few_have_are_not_refused_but_counted():
     _, record = own("fedavg", True, classes=2)  # of ten, by eight clients
     assert record.secure["local"] > 0
+
+
+@dataclass(frozen=True)
+class Alone(FedAvg):
+    """Notes of whom it knows when it says what is summed."""
+
+    def summed(self, handler, member, message, reply, server):
+        GIVEN.append((member.id, [*server.roster]))
+        return super().summed(handler, member, message, reply, server)
+
+
+def test_what_is_summed_of_a_reply_follows_from_what_its_client_knows():
+    played(replace(Alone(), training=FEDAVG.training), replace(ALIKE, clients=4), rounds=1)
+    assert {client for client, _ in GIVEN} == {0, 1, 2, 3}
+    assert all(known == [client] for client, known in GIVEN)
