@@ -30,7 +30,7 @@ from potluck.engine.rounds.sums import SECURE_SUMS, Disclosed
 from potluck.experiment.settings.schema import RunConfig
 from potluck.experiment.settings.secure import SecureRule
 from potluck.parts.means import Aggregate
-from potluck.secure.agreement import Agreement
+from potluck.secure.agreement import LARGEST_COHORT, Agreement
 from potluck.secure.coverage import CoordinateBlock, Coverage, Summand, TensorPiece, piece_at
 from potluck.secure.together import Addend, SecureCourse, new_identities, public_keys, summed_together
 
@@ -74,8 +74,8 @@ class SumsHere:
             ConfigError: too few clients have some tensors or take part in a round, or sums do not fit into 64 bits.
         """
         cohort, least = config.cohort_size(len(self._roster)), self._rule.least
-        if cohort < least:
-            raise ConfigError(f"{_AT}: found cohorts of {cohort} clients; expected {least} at least, which are summed")
+        if not least <= cohort <= LARGEST_COHORT:
+            raise ConfigError(f"{_AT}: found cohorts of {cohort} clients; expected {least} to {LARGEST_COHORT:,}")
         self._numbers.word(cohort)
         alike: dict[tuple[str, float], list[ClientId]] = {}
         for client, member in self._roster.items():
