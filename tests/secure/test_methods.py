@@ -1,7 +1,7 @@
 """Methods that need only sums: from secure ones, each makes what it makes of the replies themselves."""
 
 from collections.abc import Mapping
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import fields, is_dataclass
 
 import pytest
 from torch import Tensor
@@ -16,7 +16,7 @@ from potluck.experiment.settings.schema import RunConfig
 from potluck.methods import get_method, list_methods
 from potluck.testing.worlds import World, quick, toy_federation
 
-LEAVING = (1, 6, 7)  # of twelve, three tenths
+LEAVING = (1, 6, 7, 9)  # of sixteen, a quarter
 
 
 class Leaving(Sequential):
@@ -80,7 +80,7 @@ SUMMING = [
 @pytest.mark.parametrize(("name", "assignments"), SUMMING)
 def test_from_secure_sums_a_method_makes_what_it_makes_of_the_replies(name, assignments):
     method = quick(get_method(name), assignments)
-    world = replace(World(clients=12, batchnorm=True, labels=3).fit_for(method))
+    world = World(clients=16, batchnorm=True, labels=3).fit_for(method)
     plain, secure = (after(method, world, one, Leaving(), tolerate_failures=True) for one in (None, True))
     (record,) = secure[1]
     assert record.lost is None
@@ -105,11 +105,12 @@ def test_methods_say_whether_sums_suffice_them():
 @pytest.mark.parametrize(("name", "assignments"), [("heterofl", ["levels=[1.0, 0.5]"]), ("fedavg", [])])
 def test_a_client_without_a_reply_has_the_pieces_of_one_with_a_reply_but_for_rows_of_classes(name, assignments):
     method = quick(get_method(name), assignments)
-    run = Run(method, toy_federation(World(clients=4, labels=2).fit_for(method)), RunConfig(secure_sums=True))
+    config = RunConfig(secure_sums=True, executor="sequential")
+    run = Run(method, toy_federation(World(clients=6, labels=2).fit_for(method)), config)
     try:
         run.load()
         sums, engine = run._sums, run._engine
-        blanks = pieces_of(sums._asked_first(engine, run._state, 1, [0, 1, 2, 3]))
+        blanks = pieces_of(sums._asked_first(engine, run._state, 1, range(6)))
         heard = {}
 
         def listening(handler, replies, failed, messages, expected, server, report):
@@ -119,7 +120,7 @@ def test_a_client_without_a_reply_has_the_pieces_of_one_with_a_reply_but_for_row
             return sums(handler, replies, failed, messages, expected, server, report)
 
         engine._sums = listening
-        engine.round(1, run._state, [0, 1, 2, 3])
+        engine.round(1, run._state, [*range(6)])
     finally:
         run.close()
     for client, pieces in heard["local_update"].items():

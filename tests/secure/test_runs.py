@@ -312,10 +312,9 @@ def test_numbers_that_would_not_be_exact_and_sums_of_two_are_refused(rule, said)
 
 
 def test_sums_that_do_not_fit_are_refused_before_anything_trains():
-    with pytest.raises(
-        ConfigError, match=r"found 7 clients that weigh up to 88, numbers up to 2.1e\+06 .* lower largest"
-    ):
-        played(secure_sums=SecureRule(largest=2.0**21, bits=32))
+    said = r"found 12 clients that weigh up to 128, numbers up to 2.09715e\+06 and 32 bits .* lower largest"
+    with pytest.raises(ConfigError, match=said):
+        played(world=replace(ALIKE, clients=12), secure_sums=SecureRule(largest=2.0**21, bits=32))
     assert WORDS == []
 
 
