@@ -132,8 +132,8 @@ class HeteroFL(fl.width.WidthSlices[State]):
     ) -> fl.ToSum:
         if handler == "measure":
             return fl.width.summed_statistics(reply)
-        head = server.about(None, fl.contract.classifier_of)
-        rows = fl.classes.rows_for(dict.fromkeys(head, reply["labels"]), member)
+        labels: Tensor = reply["labels"]
+        rows = fl.classes.rows_for(dict.fromkeys(server.about(None, fl.contract.classifier_of), labels), member)
         found = self.summed_weights(member, message, reply, server, rows=rows)
         if message["rate"] in self.leave_out:
             found = {path: replace(one, place=None) for path, one in found.items()}
