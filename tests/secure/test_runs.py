@@ -12,6 +12,8 @@ import torch
 from torch.testing import assert_close
 
 from potluck import fl
+from potluck.analysis.read import read_run
+from potluck.analysis.report import report_text
 from potluck.attackers.settings import Attackers
 from potluck.core.ground.errors import ConfigError
 from potluck.core.roles import ClientFailure
@@ -22,12 +24,15 @@ from potluck.experiment.running.run import Run
 from potluck.experiment.settings.resolve import resolve
 from potluck.experiment.settings.schema import RoundsClose, RunConfig
 from potluck.experiment.settings.secure import SecureRule
+from potluck.experiment.settings.tables import read_toml
 from potluck.methods import get_method
 from potluck.methods.fedavg import FedAvg, State
-from potluck.records import COSTS, ROUNDS
+from potluck.records import CONFIG, COSTS, ROUNDS
 from potluck.secure.server import SecureServer
 from potluck.testing.worlds import World, packed_state, quick, toy_federation
 from potluck.twin.devices import Twin
+
+from ..carried_out import carried_out
 
 FEDAVG = quick(get_method("fedavg"))
 ALIKE = World(clients=7, architectures=1)
@@ -434,3 +439,13 @@ def test_what_is_summed_of_a_reply_follows_from_what_its_client_knows():
     played(replace(Alone(), training=FEDAVG.training), replace(ALIKE, clients=4), rounds=1)
     assert {client for client, _ in GIVEN} == {0, 1, 2, 3}
     assert all(known == [client] for client, known in GIVEN)
+
+
+@pytest.mark.slow
+def test_the_report_has_a_line_for_what_sums_took(tmp_path):
+    federation = {"dataset": "digits", "clients": 4, "models": ["mlp2"], "partition": "iid", "train_fraction": 0.2}
+    run = {"rounds": 1, "executor": "sequential", "secure_sums": True}
+    carried_out(tmp_path, {"federation": federation, "method": {"name": "fedavg"}, "run": run})
+    assert re.search(r"^\| secure sums \| [\d.]+ \| [\d.]+ \|$", report_text([read_run(tmp_path)]), re.MULTILINE)
+    tables = resolve(read_toml(tmp_path / CONFIG)).tree()
+    assert tables["run"]["secure_sums"] == {"largest": 64.0, "bits": 24, "least": 3}

@@ -110,16 +110,7 @@ class FedProto(fl.prototypes.PredictsByPrototypes[State]):
     def summed(
         self, handler: str, member: fl.Member, message: fl.Message, reply: fl.Message, server: fl.Server
     ) -> fl.ToSum:
-        counts, prototypes = reply["counts"], reply["prototypes"]
-        labels = counts.nonzero()[:, 0]
-
-        def left(means: Tensor, rows: Tensor) -> fl.Observed:
-            kept = labels[rows]
-            return {"prototypes": means[rows], "counts": torch.zeros_like(counts).index_copy(0, kept, counts[kept])}
-
-        by = None if self.weighting == "uniform" else counts[labels]
-        rows = fl.summing.summed_rows("prototypes", prototypes, labels, server.num_classes, left, counts=by)
-        return fl.ToSum(rows)
+        return fl.prototypes.summed_prototypes(reply, server, self.weighting == "samples")
 
     @fl.on_client
     def local_update(self, client: fl.Client, message: fl.Message) -> fl.ClientWork:
