@@ -24,7 +24,8 @@ from potluck.secure.coverage import Coverage, Summand, piece_shape
 from potluck.secure.fixed import FixedPoint
 from potluck.secure.server import SecureServer
 from potluck.secure.steps import ANSWERS
-from potluck.testing.summing import Addend, answered, half_of, new_identities, public_keys
+from potluck.secure.together import Addend, answered, new_identities, public_keys
+from potluck.testing.summing import half_of
 
 PAGE = Path(__file__).parent / "results" / "secure.md"
 SHARES = (1.0, 0.5, 0.25)  # of the width

@@ -151,11 +151,17 @@ def test_liars_are_made_of_core_and_the_engine_and_only_runs_have_them():
     none_of(others, "potluck.attackers")
 
 
-def test_secure_sums_are_made_of_core_and_cryptography_and_only_what_tries_them_imports_them():
+def test_secure_sums_are_made_of_core_and_cryptography_and_only_runs_and_what_tries_them_import_them():
     nothing_else(files("secure"), "torch", "numpy", "cryptography", "potluck.core", "potluck.secure")
-    none_of(
-        [path for path in files() if path.relative_to(ROOT).parts[0] not in ("secure", "testing")], "potluck.secure"
-    )
+    using = ("secure", "testing", "experiment")
+    none_of([path for path in files() if path.relative_to(ROOT).parts[0] not in using], "potluck.secure")
+
+
+def test_a_run_without_secure_sums_needs_no_cryptography():
+    with_it = [path for path in files("experiment") if path.name not in ("secure.py", "secure_sums.py", "run.py")]
+    none_of(with_it, "potluck.secure")
+    only(files("experiment", "settings", "secure.py"), "core.ground.fields", "secure.fixed")
+    none_of(files("secure", "fixed.py"), "cryptography")
 
 
 def test_experiment_imports_neither_the_command_line_nor_analysis_nor_testing():

@@ -238,6 +238,7 @@ MODULES = (
 """Public modules beside these names."""
 
 RECORDS = {
+    "potluck.core.summed": ("Summed",),
     "potluck.core.requests.fit": ("FitReport",),
     "potluck.core.roles": ("Failure",),
     "potluck.core.requests.schedule": ("Schedule",),
@@ -252,7 +253,8 @@ RECORDS = {
     "potluck.secure.coverage": ("Coverage", "Summand", "whole_piece", "rows_piece", "piece_at"),
     "potluck.secure.fixed": ("FixedPoint",),
     "potluck.secure.server": ("SecureServer", "SecureSums"),
-    "potluck.testing.summing": ("Addend", "new_identities", "public_keys", "secure_round"),
+    "potluck.secure.together": ("Addend", "SecureCourse", "new_identities", "public_keys", "summed_together"),
+    "potluck.testing.summing": ("secure_round",),
     "potluck.testing.worlds": ("World", "toy_federation"),
 }
 """What users get and seldom import: what functions return, what observers are given, the noise that a promise of

@@ -59,6 +59,7 @@ from potluck.core.roles import Cohort as Cohort
 from potluck.core.roles import Replies as Replies
 from potluck.core.roles import Server as Server
 from potluck.core.schema import Schema as Schema
+from potluck.core.summed import ToSum as ToSum
 from potluck.models import contract as contract
 from potluck.models import stages as stages
 from potluck.models.contract import StagedNet as StagedNet
@@ -100,6 +101,7 @@ from potluck.parts import prototypes as prototypes
 from potluck.parts import public as public
 from potluck.parts import sharing as sharing
 from potluck.parts import submodels as submodels
+from potluck.parts import summing as summing
 from potluck.parts import teaching as teaching
 from potluck.parts import translation as translation
 from potluck.parts import width as width

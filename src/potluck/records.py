@@ -96,6 +96,9 @@ class RoundRecord:
         late: those of the failed whose reply came too late, or who were still at work on what had; absent if none were.
         set_aside: by client, the last round up to which it is not drawn, since it was late again and again; of those
             alone that were set aside after this round, and absent if none were.
+        secure: what secure sums came to: numbers `summed`, `local`, since too few clients have them, `lost`, since too
+            few of these were there to the end, and `clipped`; exchanges `refused`; `bytes_down` and `bytes_up` of all
+            `clients` together; absent without secure sums.
     """
 
     round: int
@@ -125,6 +128,7 @@ class RoundRecord:
     stale: dict[str, int] | None = None
     late: list[int] | None = None
     set_aside: dict[str, int] | None = None
+    secure: dict[str, int] | None = None
 
     @property
     def evaluated(self) -> bool:

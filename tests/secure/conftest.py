@@ -8,7 +8,7 @@ import torch
 from potluck.secure.agreement import Agreement
 from potluck.secure.coverage import Coverage, Summand, piece_shape, rows_piece, whole_piece
 from potluck.secure.fixed import FixedPoint
-from potluck.testing.summing import Addend, new_identities, public_keys
+from potluck.secure.together import Addend, new_identities, public_keys
 
 
 def leading(*sizes):

@@ -18,7 +18,8 @@ from potluck.secure.masks import public_half, sealed_box
 from potluck.secure.server import SecureServer
 from potluck.secure.shamir import secret_from
 from potluck.secure.steps import as_bytes, as_tensor, ids
-from potluck.testing.summing import answered, half_of, public_keys
+from potluck.secure.together import answered, public_keys
+from potluck.testing.summing import half_of
 
 CLIENTS = 7  # of which five must be there, so that two help the server in vain
 ALL = Coverage({"w": Summand((64,))}, [{"w": whole_piece((64,))}], dict.fromkeys(range(CLIENTS), 0))

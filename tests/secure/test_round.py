@@ -14,7 +14,8 @@ from potluck.secure.agreement import LEAST, Agreement, SecureRefusal
 from potluck.secure.coverage import Coverage, Summand, whole_piece
 from potluck.secure.fixed import FixedPoint
 from potluck.secure.server import SecureServer
-from potluck.testing.summing import Addend, answered, half_of, secure_round
+from potluck.secure.together import Addend, answered, summed_together
+from potluck.testing.summing import half_of, secure_round
 
 
 def plain(agreement, addends, survivors):
@@ -218,14 +219,32 @@ def test_an_agreement_among_two_or_with_sums_that_overflow_is_refused(trial):
         trial(5, least=6)
 
 
-def test_no_code_of_the_house_sums_securely_yet_as_the_page_says():
-    """When a run does, the page that says that none does is to be rewritten."""
+def test_nodes_do_not_sum_securely_yet_as_the_page_says():
+    """When they do, the page that says that they do not is to be rewritten."""
     root = Path(__file__).parents[2]
     page = (root / "docs/concepts/secure-sums.md").read_text()
-    users = [
-        path
-        for path in (root / "src/potluck").rglob("*.py")
-        if "potluck.secure" in path.read_text() and path.parent.name != "secure" and path.name != "summing.py"
-    ]
-    assert not users
-    assert "No run uses it yet" in page
+    between = [*(root / "src/potluck/flower").rglob("*.py"), *(root / "src/potluck/cli").rglob("*.py")]
+    assert not [path for path in between if "potluck.secure" in path.read_text()]
+    assert "It protects nobody yet" in page
+    assert "Between machines no run has it" in page
+
+
+def test_in_one_process_the_sums_are_the_same_and_bytes_are_counted(trial):
+    one = trial(clients=10)
+    course = summed_together(one.agreement, one.identities, one.addends, left=[2, 7])
+    expected = secure_round(one.agreement, one.identities, one.addends, leaving={2: 2, 7: 2})
+    assert course.refusal == ""
+    assert course.sums.survivors == expected.survivors == (0, 1, 3, 4, 5, 6, 8, 9)
+    assert all(torch.equal(course.sums.sums[name], tensor) for name, tensor in expected.sums.items())
+    assert set(course.bytes_up) == set(course.bytes_down) == set(range(10))
+    words = 8 * sum(block.words for block in one.coverage.blocks if 0 in block.members)
+    assert course.bytes_up[0] > words
+    assert course.bytes_up[2] < course.bytes_up[3]  # keys and boxes alone
+
+
+def test_in_one_process_too_few_are_a_refusal_and_no_error(trial):
+    one = trial(clients=10)
+    course = summed_together(one.agreement, one.identities, one.addends, left=[1, 2, 3, 4])
+    assert course.sums is None
+    assert course.refusal == "secure sums: 6 of 10 clients sent words, and 7 must; nothing is summed in this round"
+    assert all(count > 0 for count in course.bytes_up.values())

@@ -9,7 +9,8 @@ from flwr.common.secure_aggregation.secaggplus_utils import pseudo_rand_gen
 
 from potluck.secure.coverage import Coverage, Summand, whole_piece
 from potluck.secure.fixed import FixedPoint
-from potluck.testing.summing import Addend, secure_round
+from potluck.secure.together import Addend
+from potluck.testing.summing import secure_round
 
 CLIPPING, TARGET, MODULUS = 8.0, 2**20, 2**32
 SHAPES = {"bias": (5,), "weight": (4, 3)}

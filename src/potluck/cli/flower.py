@@ -208,7 +208,7 @@ def _experiment(target: str | None, assignments: Sequence[str], folder: Path | N
         check_free(f"--folder {folder}", assignments, "a new folder holds a run with another")
         return resolve(override(started.tree(), assignments), str(config))
     asked = experiment_for(target, [*assignments, *_unsaid(target, assignments, _SERVED)])
-    if asked.run.rounds_close.asynchronous is None:
+    if asked.run.rounds_close.asynchronous is None and asked.run.secure_sums is None:
         served = {**_SERVED, **_COMPARED}
         asked = experiment_for(target, [*assignments, *_unsaid(target, assignments, served)])
     if started is not None and differences(what_matters(started.settings()), what_matters(asked.settings())):

@@ -13,6 +13,7 @@ from potluck.core.needs import Need as Need
 from potluck.core.requests.fit import Request
 from potluck.core.roles import Client, Cohort, Server
 from potluck.core.schema import Schema
+from potluck.core.summed import ToSum
 
 S = TypeVar("S")
 ClientWork = Message | Generator[Request, Any, Message]
@@ -93,6 +94,9 @@ class Method(Checked, Generic[S]):
     client's new version of what it was sent under the same name, such as weights, and are then moved by as much as the
     server has moved since; () if there are none. None if the server reads a reply beside what it has sent."""
 
+    sums_suffice: ClassVar[bool] = False
+    """Whether its server needs nothing of clients' tensors but sums, which `summed` then names."""
+
     variants: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     """Named options of the method: hyper-parameters by dotted key. The conformance suite also checks each of them."""
 
@@ -134,6 +138,25 @@ class Method(Checked, Generic[S]):
             server: for facts about the federation; draws nothing.
         """
         return None
+
+    @property
+    def needs_single_replies(self) -> str:
+        """Why sums over clients do not suffice its server, for secure sums; empty if they do, by the plain mean."""
+        return "" if self.sums_suffice else "its server reads each client's own"
+
+    def summed(self, handler: str, member: Member, message: Message, reply: Message, server: Server) -> ToSum:
+        """What of a reply the server needs the sums of alone; if replies have the means in its place, it does the same.
+
+        A client can tell it by itself: from what it was sent, its reply, and networks.
+
+        Args:
+            handler: name of the handler that replies.
+            member: the client.
+            message: what it was sent.
+            reply: what it replies.
+            server: for facts about networks and the round; its roster has this client alone. Draws nothing.
+        """
+        raise NotImplementedError
 
     def inference_message(self, state: S, client_id: ClientId, server: Server) -> Message:
         """What a client needs from the server to predict; empty by default."""

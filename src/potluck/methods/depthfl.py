@@ -85,6 +85,7 @@ class DepthFL(fl.depth.DepthLevels[State]):
     }
 
     aligns_classes = True
+    sums_suffice = True
     exits: Literal["bottleneck", "linear"] = "bottleneck"
     consistency: Annotated[float, fl.at_least(0)] = 1.0
     ramp: Annotated[int, fl.at_least(0)] = 300
@@ -110,6 +111,15 @@ class DepthFL(fl.depth.DepthLevels[State]):
             mean = fl.weights.plus(mean, h, -1 / self.alpha)
         server.note(h_norm=fl.sharing.norm({"all": h}))
         return State({**state.weights, **mean}, means.over({"all": state.buffers}, "buffers")["all"], h)
+
+    def summed(
+        self, handler: str, member: fl.Member, message: fl.Message, reply: fl.Message, server: fl.Server
+    ) -> fl.ToSum:
+        member = self.member(server, member.id)
+        weights, buffers = (
+            fl.summing.summed_layers(reply, entry, member, message.get(entry, {})) for entry in ("weights", "buffers")
+        )
+        return fl.ToSum({**weights, **buffers})
 
     @fl.on_client
     def local_update(self, client: fl.Client, message: fl.Message) -> fl.ClientWork:

@@ -108,6 +108,22 @@ class FD(fl.Method[State]):
         )
         return fl.Schema(means=means, labels=fl.schema.Labels(present, classes, present))
 
+    @property
+    def needs_single_replies(self) -> str:
+        others = "a client is sent the mean of the others' reports; averaged = 'all' sends that of all"
+        return others if self.averaged == "others" else ""
+
+    def summed(
+        self, handler: str, member: fl.Member, message: fl.Message, reply: fl.Message, server: fl.Server
+    ) -> fl.ToSum:
+        labels, own = reply["labels"], None if member.head is None else torch.tensor(member.head.classes.numbers)
+
+        def left(means: Tensor, rows: Tensor) -> fl.Observed:
+            return {"means": means[rows], "labels": labels[rows]}
+
+        rows = fl.summing.summed_rows("means", reply["means"], labels, server.num_classes, left, columns=own)
+        return fl.ToSum(rows)
+
     @fl.on_client
     def local_update(self, client: fl.Client, message: fl.Message) -> fl.ClientWork:
         table = message.get("averages") if self.gamma else None

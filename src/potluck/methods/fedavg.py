@@ -56,6 +56,7 @@ class FedAvg(fl.SharesWeights[State]):
     """
 
     aligns_classes = True
+    summed_entries = ("weights", "buffers")
 
     variants = {
         "uniform": {"sharing.weighting": "uniform"},

@@ -137,6 +137,7 @@ class FedIN(fl.privacy.ReleasesFeatures[State]):
     """
 
     aligns_classes = True
+    summed_entries = ("weights", "buffers")
 
     variants = {
         "exact": {"rule": "exact"},

@@ -63,6 +63,7 @@ class FedNova(fl.SharesWeights[State]):
     """
 
     aligns_classes = True
+    summed_entries = ("d", "buffers")
     training: fl.LocalTraining = fl.LocalTraining()
     sharing: fl.Averaging = fl.Sharing()
 

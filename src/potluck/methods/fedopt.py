@@ -67,6 +67,7 @@ class FedOpt(fl.SharesWeights[State]):
     """
 
     aligns_classes = True
+    summed_entries = ("weights", "buffers")
 
     variants = {
         "FedYogi": {"optimizer": "yogi"},

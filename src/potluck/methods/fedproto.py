@@ -76,6 +76,7 @@ class FedProto(fl.prototypes.PredictsByPrototypes[State]):
     """
 
     aligns_classes = True
+    sums_suffice = True
 
     variants = {
         "the paper's distance": {"distance": "means"},
@@ -105,6 +106,11 @@ class FedProto(fl.prototypes.PredictsByPrototypes[State]):
         new = fl.prototypes.averages(rows, server.num_classes, self.combine)  # eq. 6
         means = torch.where(new["known"][:, None], new["means"], old["means"])
         return State({"means": means, "known": new["known"] | old["known"]})
+
+    def summed(
+        self, handler: str, member: fl.Member, message: fl.Message, reply: fl.Message, server: fl.Server
+    ) -> fl.ToSum:
+        return fl.prototypes.summed_prototypes(reply, server, self.weighting == "samples")
 
     @fl.on_client
     def local_update(self, client: fl.Client, message: fl.Message) -> fl.ClientWork:

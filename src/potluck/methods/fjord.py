@@ -74,6 +74,7 @@ class FjORD(fl.nested.NestedWidths[State]):
     combine: fl.Aggregate = fl.Aggregate()
 
     aligns_classes = True
+    sums_suffice = True
     default_capacities = (1.0, 0.8, 0.6, 0.4, 0.2)
     variants = {
         "without distillation": {"distil": False},
@@ -94,6 +95,14 @@ class FjORD(fl.nested.NestedWidths[State]):
 
     def replies(self, handler: str, member: fl.Member, message: fl.Message, server: fl.Server) -> fl.Schema:
         return fl.Schema(**self.expected(message), examples=fl.schema.count(member.examples))
+
+    def summed(
+        self, handler: str, member: fl.Member, message: fl.Message, reply: fl.Message, server: fl.Server
+    ) -> fl.ToSum:
+        weights = self.summed_weights(member, message, reply, server, "client")
+        statistics = message.get("statistics", {})
+        tracked = fl.summing.summed_layers(reply, "tracked", member, statistics, "client")
+        return fl.ToSum({**weights, **tracked}, reply["examples"])
 
     @fl.on_client
     def local_update(self, client: fl.Client, message: fl.Message) -> fl.ClientWork:

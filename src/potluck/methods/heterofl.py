@@ -40,7 +40,7 @@ Departures from the paper
        these levels do not count in the mean. Their clients train, measure statistics and are evaluated as ever.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -72,6 +72,7 @@ class HeteroFL(fl.width.WidthSlices[State]):
     combine: fl.Aggregate = fl.Aggregate()
 
     aligns_classes = True
+    sums_suffice = True
     variants = {
         "dynamic": {"assignment": "dynamic"},
         "unmasked": {"mask": False},
@@ -125,6 +126,18 @@ class HeteroFL(fl.width.WidthSlices[State]):
             statistics=fl.schema.like(statistics) if statistics else None,
             batches=fl.schema.count(member.examples, least=0),
         )
+
+    def summed(
+        self, handler: str, member: fl.Member, message: fl.Message, reply: fl.Message, server: fl.Server
+    ) -> fl.ToSum:
+        if handler == "measure":
+            return fl.width.summed_statistics(reply)
+        labels: Tensor = reply["labels"]
+        rows = fl.classes.rows_for(dict.fromkeys(server.about(None, fl.contract.classifier_of), labels), member)
+        found = self.summed_weights(member, message, reply, server, rows=rows)
+        if message["rate"] in self.leave_out:
+            found = {path: replace(one, place=None) for path, one in found.items()}
+        return fl.ToSum(found)
 
     @fl.on_client
     def local_update(self, client: fl.Client, message: fl.Message) -> fl.ClientWork:

@@ -63,6 +63,7 @@ class LGFedAvg(fl.Method[State]):
 
     family = "weights"
     aligns_classes = True
+    sums_suffice = True
     revises = ("shared",)
 
     variants = {"all": {"averaged": "all"}, "uniform": {"weighting": "uniform"}, "median": {"combine.rule": "median"}}
@@ -92,6 +93,14 @@ class LGFedAvg(fl.Method[State]):
 
     def replies(self, handler: str, member: fl.Member, message: fl.Message, server: fl.Server) -> fl.Schema:
         return fl.Schema(shared=fl.schema.like(message["shared"]), examples=fl.schema.count(member.examples))
+
+    def summed(
+        self, handler: str, member: fl.Member, message: fl.Message, reply: fl.Message, server: fl.Server
+    ) -> fl.ToSum:
+        weighing = "client" if self.weighting == "samples" else "one"
+        prefix, sent = self._prefix(server, member), message["shared"]
+        layers = fl.summing.summed_layers(reply, "shared", member, sent, weighing, prefix=prefix)
+        return fl.ToSum(layers, reply["examples"])
 
     @fl.on_client
     def local_update(self, client: fl.Client, message: fl.Message) -> fl.ClientWork:

@@ -74,6 +74,7 @@ class Scaffold(fl.SharesWeights[State]):
     """
 
     aligns_classes = True
+    summed_entries = ("dy", "dc", "buffers")
 
     variants = {
         "gradient": {"option": "gradient"},
@@ -153,6 +154,11 @@ class Scaffold(fl.SharesWeights[State]):
             )
         client.state["control"] = new_c_i
         return self.sharing.reply(client, weights=None, dy=fl.weights.minus(y, x), dc=fl.weights.minus(new_c_i, c_i))
+
+    def weighing_of(self, entry: str) -> fl.summing.Weighing:
+        if entry == "dc":
+            return "one" if self.control_weighting == "uniform" else "client"
+        return super().weighing_of(entry)
 
     def _control_of(self, state: State, member: fl.Member) -> fl.Weights:
         control = self.sharing.owned(state.control, member)

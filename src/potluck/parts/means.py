@@ -64,6 +64,11 @@ class Aggregate(Checked):
             return stack.sort(0).values[(len(stack) - 1) // 2]
         return self.of_covered(stack, shares)
 
+    @property
+    def needs_single_tensors(self) -> str:
+        """Why the rule needs each client's tensors; empty for the plain mean, which their sum suffices."""
+        return "" if self.rule == "mean" else f"the rule {self.rule!r} compares them with each other"
+
     def running(self) -> "RunningMean | Gathered":
         """An accumulator of clients' tensors; for the plain mean it holds none of them."""
         return RunningMean() if self.rule == "mean" else Gathered(self)

@@ -21,11 +21,13 @@ from potluck.core.requests.examples import Batch
 from potluck.core.requests.fit import Extras, Observed, Request
 from potluck.core.roles import Client, Replies, Server
 from potluck.core.schema import ClassCounts, Schema, UpTo, floats
+from potluck.core.summed import ToSum
 from potluck.models.split import split
 from potluck.parts.classes import MeanOfPredictions
 from potluck.parts.features import ONE_ROW, feature_shape
 from potluck.parts.heads import COMMON_WIDTH
 from potluck.parts.means import Aggregate
+from potluck.parts.summing import summed_rows
 
 Table = dict[str, Tensor]
 """"means" by class (classes, width), zero for classes that are not "known" (bool, classes)."""
@@ -130,6 +132,25 @@ def expected_prototypes(server: Server, member: Member) -> Schema:
     present, shape = UpTo(server.num_classes), feature_shape(server, member.architecture, "s_out")
     counts = ClassCounts(server.num_classes, member.examples, present)
     return Schema(counts=counts, prototypes=floats(present, *shape))
+
+
+def summed_prototypes(reply: Message, server: Server, by_counts: bool) -> ToSum:
+    """What is summed of the entries of `measured`; classes that are in no sum count no examples.
+
+    Args:
+        reply: of a client.
+        server: knows the classes.
+        by_counts: whether prototypes count as often as their class has examples, or once.
+    """
+    counts: Tensor = reply["counts"]
+    labels = counts.nonzero()[:, 0]
+
+    def left(means: Tensor, rows: Tensor) -> Observed:
+        kept = labels[rows]
+        return {"prototypes": means[rows], "counts": torch.zeros_like(counts).index_copy(0, kept, counts[kept])}
+
+    each = counts[labels] if by_counts else None
+    return ToSum(summed_rows("prototypes", reply["prototypes"], labels, server.num_classes, left, counts=each))
 
 
 def reported(replies: Replies) -> Rows:

@@ -33,9 +33,11 @@ from potluck.core.nets.weights import (
 from potluck.core.requests.beside_training import NormStatistics
 from potluck.core.requests.fit import LocalTraining, Request
 from potluck.core.roles import Arriving, Client, Cohort, Replies, Server
-from potluck.core.schema import Kind, Schema, count, like
+from potluck.core.schema import Kind, Path, Schema, count, like
+from potluck.core.summed import Summed, ToSum, Weighing
 from potluck.parts.classes import MeanByClass, axes_of, owned_part
 from potluck.parts.means import Aggregate, Gathered
+from potluck.parts.summing import summed_layers
 
 GroupWeights = dict[str, Weights]
 """Weights by group of clients, and by name."""
@@ -414,6 +416,10 @@ class SharesWeights(Method[P]):
 
     sharing: Sharing
 
+    summed_entries: ClassVar[tuple[str, ...]] = ()
+    """Entries of replies, tensors by name, of which the server needs means alone, each by `weighing_of` it. Tensors
+    that were not sent under the same entry and name are differences. Empty if it needs single replies."""
+
     mixes_layers: ClassVar[bool] = False
     """Whether what becomes of a layer depends on others too, and so on clients that lack it."""
 
@@ -440,6 +446,25 @@ class SharesWeights(Method[P]):
     def replies(self, handler: str, member: Member, message: Message, server: Server) -> Schema | None:
         """The weights that the client was sent, trained, and its number of examples."""
         return Schema(**self.sharing.expected(member, message))
+
+    @property
+    def needs_single_replies(self) -> str:
+        """Not where all is in `summed_entries`."""
+        if not self.summed_entries:
+            return super().needs_single_replies
+        return "" if self.sharing.averages else "it averages nothing"
+
+    def weighing_of(self, entry: str) -> Weighing:
+        """What a client counts in the mean of an entry."""
+        return "client" if self.sharing.weighting == "samples" else "one"
+
+    def summed(self, handler: str, member: Member, message: Message, reply: Message, server: Server) -> ToSum:
+        """The layers of `summed_entries`, among the clients that average with each other."""
+        group, found = self.sharing.group(member), dict[Path, Summed]()
+        for entry in self.summed_entries:
+            keep, weighing = message.get(entry, {}), self.weighing_of(entry)
+            found |= summed_layers(reply, entry, member, keep, weighing, group=group)
+        return ToSum(found, reply["examples"])
 
     def inference_message(self, state: P, client_id: ClientId, server: Server) -> Message:
         """The weights that the client owns."""
@@ -470,6 +495,8 @@ class Averages(SharesWeights[Averaged]):
         training: a client's local training.
         sharing: who averages with whom, with which weights.
     """
+
+    summed_entries = ("weights", "buffers")
 
     training: LocalTraining = LocalTraining()
     sharing: Sharing = Sharing()

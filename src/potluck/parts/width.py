@@ -19,14 +19,17 @@ from potluck.core.message import Message
 from potluck.core.method import Method, Need, on_client
 from potluck.core.nets.batchnorm import norms_of
 from potluck.core.nets.slicing import lies_in
-from potluck.core.nets.weights import Weights, load, mean
+from potluck.core.nets.weights import Weights, load, mean, outline
 from potluck.core.requests.beside_training import NormStatistics
 from potluck.core.requests.fit import LocalTraining
 from potluck.core.roles import Client, Replies, Server
+from potluck.core.schema import Path
+from potluck.core.summed import Summed, ToSum, Weighing
 from potluck.models.contract import StagedNet, classifier_of
 from potluck.models.stages import CutNet, heads_of
 from potluck.parts.classes import own_rows
-from potluck.parts.submodels import SubModel, select
+from potluck.parts.submodels import RowMasks, SubModel, select
+from potluck.parts.summing import summed_slices
 
 HIDDEN = (nn.Linear, nn.Conv2d)
 
@@ -104,6 +107,20 @@ class WidthSlices(Method[W]):
             if (kind := (rate, member.architecture)) not in found:
                 found[kind] = own_rows(by_rate[rate], member)
         return {id: found[rate, server.roster[id].architecture] for id, rate in rates.items()}
+
+    def summed_weights(
+        self,
+        member: Member,
+        message: Message,
+        reply: Message,
+        server: Server,
+        weighing: Weighing = "one",
+        rows: RowMasks | None = None,
+    ) -> dict[Path, Summed]:
+        """A client's narrow weights in the full net's, for `summed`; of tensors that `rows` names, these rows alone."""
+        places = own_rows(self.submodel(server, message["rate"]), self.member(server, member.id))
+        shapes = {name: tensor.shape for name, tensor in server.about(None, outline).items()}
+        return summed_slices(reply, "weights", places, shapes, message["weights"], weighing, rows=rows)
 
     def narrow_net(self, client: Client, message: Message) -> nn.Module:
         """On the client, the net of the rate and the weights that it was sent."""
@@ -203,3 +220,18 @@ def mean_statistics(measured: Replies, keep: Weights) -> Weights:
         return keep
     shares = [float(reply["batches"]) for reply in counted]
     return {name: mean([reply["statistics"][name] for reply in counted], shares) for name in keep}
+
+
+def summed_statistics(reply: Message) -> ToSum:
+    """What of a reply's "statistics" is summed, by batches; where it is not, the client counts as one without any."""
+    measured = reply["batches"] > 0
+
+    def left(means: Tensor, summed: Tensor) -> dict[str, int]:
+        return {} if bool(summed.all()) else {"batches": 0}
+
+    found: dict[Path, Summed] = {}
+    for name, tensor in reply.get("statistics", {}).items():
+        if tensor.is_floating_point():
+            place = tuple(slice(0, size) for size in tensor.shape) if measured else None
+            found["statistics", name] = Summed(f"statistics/{name}", tuple(tensor.shape), place, left, "client")
+    return ToSum(found, max(1, reply["batches"]))

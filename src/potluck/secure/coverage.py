@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import numpy as np
 import torch
@@ -20,6 +20,7 @@ from torch import Tensor
 from potluck.core.federation import ClientId
 from potluck.core.ground.errors import ConfigError
 from potluck.core.nets.slicing import Indices
+from potluck.core.summed import Weighing
 from potluck.secure.fixed import Units
 
 Spans = tuple[tuple[int, int], ...]
@@ -28,7 +29,6 @@ Spans = tuple[tuple[int, int], ...]
 TensorPiece = tuple[Spans, ...]
 """The spans of each dimension."""
 
-Weighing = Literal["one", "client", "row"]
 Positions = NDArray[np.int64]
 
 MOST_COORDINATES = 2**28

@@ -39,6 +39,7 @@ from potluck.engine.rounds.dispatch import Dispatch
 from potluck.engine.rounds.exchange import Exchange, Lent
 from potluck.engine.rounds.lost import Deserted, Lost, Spoilt, StateDiverged, check_attended
 from potluck.engine.rounds.report import ExchangePlace, RoundReport, WorkDone
+from potluck.engine.rounds.sums import SumsReplies
 
 log = logging.getLogger(__name__)
 OnDivergence = Literal["stop", "drop"]
@@ -60,6 +61,7 @@ class Engine:
         clock: by which exchanges close; this machine's by default.
         asynchrony: the rule by which rounds close without waiting for everybody, by such a clock; None has none.
         at_once: how many clients are then under way at once.
+        sums: what makes sums of clients' replies, so that the server gets no single ones; None hands them on.
 
     Attributes:
         rounds_done: the number of the last round; set it when resuming from a saved state.
@@ -86,6 +88,7 @@ class Engine:
         clock: Clock | None = None,
         asynchrony: Asynchrony | None = None,
         at_once: int = 1,
+        sums: SumsReplies | None = None,
     ) -> None:
         self.method = method
         self.federation = federation
@@ -108,6 +111,7 @@ class Engine:
         self._door = Door(method, largest)
         examples = {client: federation.outline(client).train for client in federation.sites} if outlier_factor else {}
         self.outliers = Outliers(outlier_factor, examples) if outlier_factor else None
+        self._sums = sums
         self._known: dict[Hashable, Any] = {}
         self._warned: set[bool] = set()
         self.asynchronous: AsynchronousRounds | None = None
@@ -341,6 +345,7 @@ class Engine:
             ledger=self.ledger,
             door=self._door,
             outliers=self.outliers,
+            sums=self._sums,
             tell=self._tell,
             note=self._note,
             warned=self._warned,

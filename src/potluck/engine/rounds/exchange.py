@@ -26,7 +26,8 @@ from potluck.engine.executors import Executor, Pending
 from potluck.engine.rounds.clock import Clock
 from potluck.engine.rounds.dispatch import Dispatch, Encoded
 from potluck.engine.rounds.lost import Lost, Spoilt, check_attended
-from potluck.engine.rounds.report import ExchangePlace, WorkDone
+from potluck.engine.rounds.report import ExchangePlace, SumsReport, WorkDone
+from potluck.engine.rounds.sums import SECURE_SUMS, Disclosed, SumsReplies
 
 log = logging.getLogger(__name__)
 _LARGE_SHARE = 0.5  # of the available memory; replies that may take more cause a warning
@@ -56,6 +57,7 @@ class Lent:
     ledger: Ledger
     door: Door
     outliers: Outliers | None
+    sums: SumsReplies | None
     tell: Callable[[ClientEnd], None]
     note: Callable[[Failure, int], None]
     warned: set[bool]
@@ -71,6 +73,8 @@ class Exchange:
         self._runtime, roster = lent.runtime, lent.dispatch.federation.roster
         self._failures: dict[ClientId, Failure] = {}
         self._sent: dict[ClientId, int] = {}  # bytes
+        self._told: dict[ClientId, Mapping[str, int]] = {}  # bytes by entry, of those who sent other than their reply
+        self._unsummed = ""  # why nothing was summed, where that was to be
         self._recorded = ExitStack()  # of private releases, while somebody may still answer
         self._begun: Iterator[Outcome] | None = None
         self._expected: dict[ClientId, Kind] = {
@@ -93,16 +97,17 @@ class Exchange:
     def _replies(self) -> Iterator[tuple[ClientId, Message]]:
         """The replies that fit, each released before the next is awaited; the others go to the failures."""
         report, answered, started = self._place.report, list[ClientId](), time.perf_counter()
-        self._check_room(together=False)
+        self._check_room(together=self._lent.sums is not None)
         for outcome, reply in self._admissions():
             client = outcome.client
             if isinstance(reply, Failure):
                 self._lent.note(reply, self._place.round)
                 self._failures[client] = reply
+                report.traffic.up.update(self._told.get(client, {}))
                 report.work.append(WorkDone(self._place.exchange, client, None, None, self._sent.get(client, 0)))
                 continue
             assert isinstance(outcome, Answer)
-            self._keep(outcome, up := reply.sizes())
+            self._keep(outcome, up := self._told.get(client) or reply.sizes())
             report.traffic.up.update(up)
             answered.append(client)
             report.seconds_local += time.perf_counter() - started
@@ -140,11 +145,50 @@ class Exchange:
         diverged = [client for client, failure in self._failures.items() if failure.kind == "divergence"]
         if outliers is not None and (outlier := outliers.blamed(answered, diverged)):
             raise Spoilt(f"all clients but {outlier.client} diverged")
+        if self._unsummed:
+            why = [self._unsummed, *(str(failure) for failure in self._failures.values())][:2]
+            raise Lost("; ".join(why))
         if len(answered) < (least := min(self._lent.quorum, asked)):
             few = f"{len(answered)} of {asked} clients answered, and {least} must"
             raise Lost(f"{few if answered else 'no client answered'}; {next(iter(self._failures.values()))}")
 
     def _admissions(self) -> Iterator[Admission]:
+        """The outcomes, with what the server gets of the replies that fit and do not stand out, or failures."""
+        if self._lent.sums is None:
+            return self._sifted()
+        return self._disclosed(self._lent.sums)
+
+    def _disclosed(self, sums: SumsReplies) -> Iterator[Admission]:
+        """The same, once all are there, with sums alone of what shall be summed.
+
+        What checks replies before is what clients check by themselves where a server sees none.
+        """
+        place, answers = self._place, dict[ClientId, Outcome]()
+        replies, failures = dict[ClientId, Message](), dict[ClientId, tuple[Outcome, Failure]]()
+        for outcome, reply in self._sifted():
+            if isinstance(reply, Failure):
+                failures[outcome.client] = outcome, reply
+            else:
+                assert isinstance(outcome, Answer)
+                answers[outcome.client], replies[outcome.client] = replace(outcome, payload=b""), reply
+        place.report.secure = place.report.secure or SumsReport()
+        asked = self._messages, self._expected, place.server
+        told = sums(self._handler.__name__, replies, failures.keys(), *asked, place.report.secure)
+        self._book(told)
+        yield from failures.values()
+        for client, outcome in answers.items():
+            refused = self._refused(client, Misfit(told.refusal)) if told.refusal else None
+            yield outcome, refused or told.replies[client]
+
+    def _book(self, told: Disclosed) -> None:
+        """Note what sums took, and whether there are any."""
+        self._unsummed = told.refusal
+        self._told.update(told.bytes_up)
+        for client, count in told.bytes_down.items():
+            self._place.report.traffic.down[SECURE_SUMS] += count
+            self._sent[client] = self._sent.get(client, 0) + count
+
+    def _sifted(self) -> Iterator[Admission]:
         """The outcomes, with the replies that fit and do not stand out, or failures."""
 
         def admitted() -> Iterator[Admission]:

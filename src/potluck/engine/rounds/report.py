@@ -30,6 +30,31 @@ class WorkDone:
 
 
 @dataclass
+class SumsReport:
+    """What secure sums of a round came to, all exchanges together.
+
+    Attributes:
+        summed: numbers of the server's tensors that were summed.
+        local: those that stayed with their clients, since too few of an exchange have them.
+        lost: those that were not summed, since too few of those who have them were there to the end.
+        clipped: numbers of clients that were larger than the largest allowed.
+        refused: exchanges in which nothing was summed, since too few clients were there.
+        bytes_down: what the server sent for the sums, all clients together.
+        bytes_up: what they answered, their masked numbers included.
+        clients: how many times a client took part in an exchange's sums.
+    """
+
+    summed: int = 0
+    local: int = 0
+    lost: int = 0
+    clipped: int = 0
+    refused: int = 0
+    bytes_down: int = 0
+    bytes_up: int = 0
+    clients: int = 0
+
+
+@dataclass
 class RoundReport:
     """What the engine recorded of one round.
 
@@ -46,6 +71,7 @@ class RoundReport:
         client_notes: by client, those that its handlers reported.
         work: of each client in each exchange, and of the server.
         stale: of an asynchronous round, by client whose reply is stale, how many rounds have closed since it was asked.
+        secure: what secure sums came to; None if the run has none.
     """
 
     cohort: list[ClientId]
@@ -60,6 +86,7 @@ class RoundReport:
     client_notes: dict[ClientId, dict[str, float]] = field(default_factory=dict[ClientId, dict[str, float]])
     work: list[WorkDone] = field(default_factory=list[WorkDone])
     stale: dict[ClientId, int] = field(default_factory=dict[ClientId, int])
+    secure: SumsReport | None = None
 
     @property
     def replied(self) -> list[ClientId]:

@@ -74,6 +74,7 @@ def round_record(number: int, report: RoundReport, evaluation: Evaluation | None
         notes=report.notes or None,
         stale={str(client): late for client, late in sorted(report.stale.items())} or None,
         late=report.late or None,
+        secure=asdict(report.secure) if report.secure else None,
     )
 
 
@@ -198,7 +199,7 @@ class Records:
         self._aside = None
 
 
-_RARE = ("lost", "undone", "outlier", "notes", "stale", "late", "set_aside")
+_RARE = ("lost", "undone", "outlier", "notes", "stale", "late", "set_aside", "secure")
 
 
 def record_line(record: RoundRecord) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """One run: rounds, evaluations, records and checkpoints, from the start or from the last checkpoint."""
 
+import importlib.util
 import logging
 import math
 import os
@@ -10,7 +11,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from potluck.attackers.executor import Misled
 from potluck.core.federation import ClientId, Federation
@@ -53,6 +54,7 @@ from potluck.experiment.results.result import Result
 from potluck.experiment.running.aside import SetAside
 from potluck.experiment.running.asynchrony import check_asynchronous
 from potluck.experiment.settings.schema import RunConfig
+from potluck.experiment.settings.secure import SecureRule
 from potluck.experiment.settings.tables import Tree
 from potluck.experiment.watching.energy import EnergyMeter
 from potluck.experiment.watching.observers import (
@@ -71,7 +73,14 @@ from potluck.seals import check_continues, in_json, what_matters
 from potluck.twin.clock import AsynchronousTwinClock, TwinClock
 from potluck.twin.devices import Fleet
 
+if TYPE_CHECKING:
+    from potluck.experiment.running.secure_sums import SumsHere
+
 _REMIND_EVERY = 600.0  # seconds, in the log
+_PROTECTS_NOBODY = (
+    "run.secure_sums: all clients are on this machine, which sees their replies: it shows what sums do to the run and"
+    " what they cost, and protects nobody"
+)
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -126,6 +135,7 @@ class Run:
             choice = replace(choice, executor=Misled(choice.executor, config.attackers, self._liars))
         check_targets(federation)
         rehearse(federation, common_test=config.common_test)
+        self._sums = _sums_here(method, federation, config)
         self._config = config
         self._folder = folder
         self._all_settings = in_json(_settings(method, config) if settings is None else settings)
@@ -155,6 +165,7 @@ class Run:
             clock=self._twin or (rule and _arrivals(config, choice.executor, sorted(federation.sites))),
             asynchrony=rule and rule.among(len(federation.sites)),
             at_once=config.cohort_size(len(federation.sites)),
+            sums=self._sums,
         )
         weakref.finalize(self, _close, self._engine, os.getpid())  # so workers end even if nobody closed the run
         self._store = store
@@ -201,6 +212,7 @@ class Run:
         self.notes += cautions(needs_of(method), name, offer)
         if self._config.attackers is not None:
             self.notes.append(self._config.attackers.told(sorted(self._engine.federation.sites), self._config.seed))
+        self.notes += [_PROTECTS_NOBODY] if self._sums else []
         self.notes += self._config.computing.notes()
         self.notes += filter(None, [self._watch and self._watch.problem])
         self._aside = SetAside(self._config, len(self._engine.federation.sites))
@@ -210,6 +222,8 @@ class Run:
             if self._engine.asynchronous and self._engine.clock.virtual and not self._last:
                 check_asynchronous(method, self._engine.federation, self._config)
             self._state = self._engine.start()
+            if self._sums:
+                self._sums.check(self._engine, self._state, self._config)
             if self._twin:
                 self._twin.go_on(twin_record(self._folder, self.rounds_done) if self._folder else None)
             if self._checkpoints:
@@ -517,6 +531,23 @@ def _arrivals(config: RunConfig, executor: Executor, clients: Sequence[ClientId]
     if not isinstance(executor, OneByOne):
         config.check_has_clock()  # which it has not, or nobody would need this one
     return ArrivalClock(cast(OneByOne, executor), clients)
+
+
+def _sums_here(method: Method[Any], federation: Federation, config: RunConfig) -> "SumsHere | None":
+    """What sums the replies of a run; None if nothing does.
+
+    Raises:
+        ConfigError: what it takes is not installed, or the method needs single replies.
+    """
+    if not isinstance(config.secure_sums, SecureRule):
+        return None
+    if importlib.util.find_spec("cryptography") is None:
+        raise ConfigError(
+            "run.secure_sums: cryptography is not installed, by which they hide: pip install 'potluck[flower]'"
+        )
+    from potluck.experiment.running.secure_sums import SumsHere
+
+    return SumsHere(method, federation, config.secure_sums)
 
 
 def _close(engine: Engine, process: int) -> None:

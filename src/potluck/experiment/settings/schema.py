@@ -27,6 +27,7 @@ from potluck.engine.rounds.asynchrony.rules import Asynchrony
 from potluck.engine.rounds.engine import OnDivergence
 from potluck.experiment.settings.aside import AsideRule
 from potluck.experiment.settings.budget import Budget
+from potluck.experiment.settings.secure import SecureRule
 from potluck.experiment.settings.tables import Tree, without_none
 from potluck.experiment.watching.trackers.names import TrackerName
 from potluck.models.fitting import FeatureFit, FitKind
@@ -217,6 +218,9 @@ class RunConfig(Checked):
         attackers: clients that lie, for trying how well the method and its rule bear it. They are not evaluated,
             so that all scores are of honest clients.
         evaluate_clients: how many clients are evaluated, drawn anew for each evaluation. Default: all.
+        secure_sums: the server gets sums of clients' tensors alone, of methods that need no more: true, or
+            `{ largest = 64.0, bits = 24, least = 3 }`. On one machine it shows what they do to a run and cost.
+            It needs the extra flower. Default: none.
     """
 
     rounds: _Count = 20
@@ -241,6 +245,7 @@ class RunConfig(Checked):
     keep_every: _Count | None = None
     attackers: Attackers | None = None
     evaluate_clients: _Count | None = None
+    secure_sums: SecureRule | bool | None = None
 
     def __post_init__(self) -> None:
         alone = self.threads == 1 or self.executor != "workers"
@@ -254,8 +259,19 @@ class RunConfig(Checked):
         aside, tolerant = self.rounds_close.set_aside, self.tolerate_failures
         expected = "none without run.tolerate_failures"
         require(aside is None or tolerant, "rounds_close.set_aside", expected, aside)
+        if isinstance(self.secure_sums, bool):
+            object.__setattr__(self, "secure_sums", SecureRule() if self.secure_sums else None)
+        if self.secure_sums is not None:
+            self._check_secure()
         if (rule := self.rounds_close.asynchronous) is not None:
             self._check_asynchronous(rule)
+
+    def _check_secure(self) -> None:
+        rule, factor = self.rounds_close.asynchronous, self.outlier_factor
+        require(rule is None, "rounds_close.asynchronous", "none with secure_sums, which sum whole rounds", rule)
+        require(not factor, "outlier_factor", "0 with secure_sums, which show no single replies", factor)
+        late = "none with secure_sums, since whoever is late by its clock has been summed"
+        require(self.twin is None, "twin", late, self.twin)
 
     def _check_asynchronous(self, rule: Asynchrony) -> None:
         factor = self.outlier_factor
