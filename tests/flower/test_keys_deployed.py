@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -47,10 +48,12 @@ class Deployment:
 
     def serve(self, folder, *words):
         words = ["f.toml", "--keys", "keys", "--listen", self.address, "--folder", folder, *words]
+        words += ["--log-json", "server.jsonl"]
         self.start("server", "serve", *words)
 
     def join(self, name):
-        self.start(name, "join", self.address, "--keys", name, "--state", f"state-{name}")
+        words = ("--keys", name, "--state", f"state-{name}", "--log-json", f"{name}.jsonl")
+        self.start(name, "join", self.address, *words)
 
     def end(self, name, within=60):
         self.running[name].terminate()
@@ -147,6 +150,7 @@ def test_keys_certificates_and_the_authority_change_while_all_run(deployment, da
     assert deployment.running["server"].poll() is None
     heard = deployment.heard
     assert [line for line in shown(0) if numbers_apart(line) not in heard] == []
+    the_logs_have_each_line_of_the_terminals(deployment)
 
 
 def a_node_gets_another_key(deployment):
@@ -223,6 +227,33 @@ def a_revoked_node_is_told_and_comes_back_with_another_key(deployment):
     deployment.hears("ward-2", "^connected", before)
     assert node.poll() is None
     replied(deployment)
+
+
+def the_logs_have_each_line_of_the_terminals(deployment):
+    deployment.running["server"].send_signal(signal.SIGINT)
+    assert deployment.running.pop("server").wait(60) == 130
+    found = {}
+    for name in ("server", "ward-1", "ward-2"):
+        if name in deployment.running:
+            deployment.end(name)
+        content = (deployment.place / f"{name}.jsonl").read_text()
+        assert str(deployment.place) not in content
+        found[name] = [json.loads(line) for line in content.splitlines()]
+        of_keys = "keys" if name == "server" else name
+        terminal = [" ".join(line.removeprefix("potluck: ").split()) for line in deployment.lines(name)]
+        said = [re.sub(rf"(?<![\w./-]){of_keys}/", "KEYS/", line) for line in terminal]
+        assert [entry["text"] for entry in found[name]] == said
+    assert {entry["event"] for entry in found["server"]} >= {"server", "node", "gate", "run", "round", "ended"}
+    assert {entry["event"] for name in ("ward-1", "ward-2") for entry in found[name]} == {
+        *("connection", "work", "request", "keys", "warning", "ended")
+    }
+    about = [entry for entry in found["server"] if entry["text"] == "node ward-2 is revoked"]
+    assert {(entry["event"], entry["node"], entry["run"]) for entry in about} == {("node", "ward-2", "run")}
+    ended = [entry["round"] for entry in found["server"] if entry["event"] == "round"]
+    assert ended == list(range(1, len(ended) + 1))
+    at_work = next(entry for entry in found["ward-1"] if entry["event"] == "work" and "round" in entry)
+    assert (at_work["round"], at_work["text"]) == (1, "at work on round 1")
+    assert any(entry.get("run", "").startswith("run-") for entry in found["ward-1"])
 
 
 def test_a_node_with_another_version_is_named_and_refused_unless_it_is_allowed(deployment, monkeypatch):
