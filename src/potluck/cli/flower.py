@@ -189,9 +189,13 @@ def take_part(
     audit: Path | None,
     weights: Path | None,
     train_only: Sequence[str],
+    most_disk_gib: float | None,
+    most_memory_gib: float | None,
     log: JsonLog,
 ) -> None:
     """Run a node until interrupted; the log has a line for each that is said.
+
+    Limits of disk and memory are by default what the machine can spare.
 
     Raises:
         ConfigError: there is no such device, the data cannot be read, the model cannot be built, keys are missing.
@@ -200,10 +204,14 @@ def take_part(
     from potluck.flower.node.audit import last_digest
     from potluck.flower.node.config import NodeConfig
     from potluck.flower.node.join import Credentials, NodeLine, run_node
+    from potluck.flower.node.room import default_disk_gib, default_memory_gib
 
     _address(address)
     credentials = Credentials(address, keys)
-    home = NodeConfig(state, data, model, capacity, device, tuple(code), policy, audit, weights, tuple(train_only))
+    disk = default_disk_gib(state) if most_disk_gib is None else most_disk_gib
+    memory = default_memory_gib(device) if most_memory_gib is None else most_memory_gib
+    named = (state, data, model, capacity, device, tuple(code), policy, audit, weights, tuple(train_only))
+    home = NodeConfig(*named, most_disk_gib=disk, most_memory_gib=memory)
     home.check()
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that Flower's program ends too
 

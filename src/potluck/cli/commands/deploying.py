@@ -173,6 +173,14 @@ def join(
         Path | None, typer.Option(help="File of the audit log, a line for each request. Default: in the state folder.")
     ] = None,
     state: Annotated[Path, typer.Option(help="Folder for the node's state.")] = Path("node"),
+    most_disk_gib: Annotated[
+        float | None,
+        typer.Option(min=0.01, help="The most GiB of that folder. Default: it leaves a quarter of what is free."),
+    ] = None,
+    most_memory_gib: Annotated[
+        float | None,
+        typer.Option(min=0.5, help="The most GiB of memory to compute with. Default: three quarters of it, on a CPU."),
+    ] = None,
     log_json: LogJsonOption = None,
 ) -> None:
     """Take part in a federation as a node, until interrupted."""
@@ -197,6 +205,8 @@ def join(
             audit=audit,
             weights=weights,
             train_only=train_only or [],
+            most_disk_gib=most_disk_gib,
+            most_memory_gib=most_memory_gib,
             log=log,
         )
 
