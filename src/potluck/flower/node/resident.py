@@ -67,7 +67,7 @@ def serve_forever(config: Mapping[str, Any]) -> None:
         door.listen()
         while True:
             asking, _ = door.accept()
-            with asking, suppress(EOFError, ConnectionError, WireError, MemoryError):  # or out of step, or too much
+            with asking, suppress(EOFError, ConnectionError, WireError, MemoryError):  # gone, out of step, too long
                 kind, header = (
                     receive(asking, longest=_LONGEST_KIND).decode(errors="replace"),
                     receive(asking, longest=LONGEST_ENVELOPE_HEADER),
