@@ -52,7 +52,7 @@ def test_a_server_that_is_put_back_elsewhere_ends_with_the_same_bytes(deployment
     deployment.running.pop("server").wait(60)
     for lost in (place / "run", place / "keys", place / "backup/flower"):
         shutil.rmtree(lost, ignore_errors=True)
-    (place / "backup/flower.jsonl").unlink()
+    (place / "backup/flower.jsonl").unlink(missing_ok=True)
     assert Checkpoint.read(place / "backup" / CHECKPOINT / LAST).round in (2, 3)
     words = ("serve", "--keys", "backup-keys", "--listen", deployment.address, "--folder", "backup")
     deployment.start("server", *words)

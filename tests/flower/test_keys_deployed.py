@@ -312,7 +312,7 @@ def test_a_federation_goes_from_one_version_to_the_next_while_its_run_goes_on(de
         for name in nodes:
             deployment.carry(name)
             deployment.join(name)
-        deployment.hears("ward-1", "at work on round 1")
+        deployment.hears("server", r"^round 1/1000 ")
     the_server_is_started_anew(deployment, "--allow-versions")
     replied(deployment)  # nodes that are behind it
     for name in nodes:
