@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-all slow slow-all lint docs evidence zoo check package clean
+.PHONY: demo test test-all slow slow-all lint docs evidence zoo check package sbom audit clean
 
 demo: .venv/installed
 	$(BIN)/potluck run
@@ -40,8 +40,16 @@ check: lint docs test slow
 package: .venv/installed-dev
 	$(BIN)/python .ci/package.py
 
+# What the image has, and what is known against it. Tools have an environment of their own, and so are not listed.
+sbom: .venv-image/installed .venv-audit/installed
+	.venv-audit/bin/cyclonedx-py environment --pyproject pyproject.toml --output-reproducible --output-file sbom.json .venv-image
+
+# Asks PyPI's database of vulnerabilities, so that it needs the network.
+audit: .venv-image/installed .venv-audit/installed
+	.venv-audit/bin/pip-audit --skip-editable --path .venv-image/lib/python*/site-packages
+
 clean:
-	rm -rf .venv .venv-zoo docs/_build
+	rm -rf .venv .venv-zoo .venv-image .venv-audit docs/_build
 
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -55,4 +63,14 @@ clean:
 .venv-zoo/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv-zoo
 	$(subst .venv/,.venv-zoo/,$(INSTALL)) -e '.[timm,hf]'
+	touch $@
+
+.venv-image/installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv-image
+	$(subst .venv/,.venv-image/,$(INSTALL)) -e '.[flower]'
+	touch $@
+
+.venv-audit/installed: pyproject.toml
+	$(PYTHON) -m venv .venv-audit
+	$(subst .venv/,.venv-audit/,$(INSTALL)) 'cyclonedx-bom>=7,<8' 'pip-audit>=2.9,<3'
 	touch $@

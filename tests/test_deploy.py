@@ -17,6 +17,7 @@ from potluck.experiment.settings.tables import read_toml
 
 ROOT = Path(__file__).parents[1]
 KIT = ROOT / "deploy"
+COMPOSED = ("compose.yaml", "compose-node.yaml")
 
 
 def commands():
@@ -31,8 +32,10 @@ def commands():
                     yield page.name, words[words.index("potluck") + 1 :]
     for unit in sorted(KIT.glob("*.service")):
         yield unit.name, shlex.split(read(unit)["Service"]["ExecStart"])[1:]
-    for name, service in compose()["services"].items():
-        yield f"compose {name}", shlex.split(service["command"])
+    for file in COMPOSED:
+        for name, service in compose(file)["services"].items():
+            if service["image"] == "potluck":
+                yield f"{file} {name}", shlex.split(service["command"])
 
 
 def read(unit):
@@ -42,8 +45,8 @@ def read(unit):
     return parser
 
 
-def compose():
-    return pytest.importorskip("yaml").safe_load((KIT / "compose.yaml").read_text())
+def compose(file):
+    return pytest.importorskip("yaml").safe_load((KIT / file).read_text())
 
 
 @pytest.mark.parametrize(
@@ -62,12 +65,56 @@ def test_a_service_may_write_where_it_works():
         assert service["WorkingDirectory"] in service["ExecStart"]
 
 
-def test_a_service_that_composes_has_all_its_volumes():
-    found = compose()
+@pytest.mark.parametrize("file", COMPOSED)
+def test_a_service_that_composes_has_all_its_volumes_and_networks(file):
+    found = compose(file)
     for service in found["services"].values():
-        for volume in service["volumes"]:
+        for volume in service.get("volumes", []):
             source = volume.split(":")[0]
             assert source in found["volumes"] or source.startswith("./")
+        assert set(service["networks"]) <= found["networks"].keys()
+
+
+@pytest.mark.parametrize("file", COMPOSED)
+def test_a_node_in_a_container_has_no_privileges_writes_its_state_alone_and_reaches_the_server_alone(file):
+    found = compose(file)
+    inside = {name for name, network in found["networks"].items() if (network or {}).get("internal")}
+    outer = {name: service for name, service in found["services"].items() if not set(service["networks"]) <= inside}
+    nodes = [service for service in found["services"].values() if service["command"].startswith("join ")]
+    assert nodes
+    for node in nodes:
+        assert set(node["networks"]) <= inside
+        assert not {"ports", "privileged", "cap_add", "network_mode", "devices", "pid", "ipc"} & node.keys()
+        assert (node["user"], node["read_only"], node["cap_drop"]) == ("1000:1000", True, ["ALL"])
+        assert node["security_opt"] == ["no-new-privileges:true"]
+        assert node["mem_limit"]
+        assert node["pids_limit"]
+        words = shlex.split(node["command"])
+        written = [volume for volume in node["volumes"] if not volume.endswith(":ro")]
+        assert [volume.split(":")[1] for volume in written] == [words[words.index("--state") + 1]]
+    (way_out,) = outer.values()  # the server itself, or what passes connections on to it
+    host = words[1].partition(":")[0]
+    if way_out["command"].startswith("serve "):
+        assert found["services"][host] is way_out
+    else:
+        assert way_out["command"] == "TCP-LISTEN:8443,fork,reuseaddr TCP:192.0.2.10:8443"
+        assert way_out["networks"]["inside"]["aliases"] == [host]
+    assert way_out["cap_drop"] == ["ALL"]
+
+
+def test_the_image_is_installed_as_what_is_listed_and_audited():
+    lines = [*(KIT / "Containerfile").read_text().splitlines(), *(ROOT / "Makefile").read_text().splitlines()]
+    listed = [line for line in lines if ".[flower]" in line]
+    assert len(listed) == 2
+    assert "-c constraints.txt" in listed[0]
+    assert "$(subst .venv/,.venv-image/,$(INSTALL))" in listed[1]
+    assert any(line.startswith("INSTALL :=") and "-c constraints.txt" in line for line in lines)
+    assert any(line.startswith("USER potluck") for line in lines)
+
+
+def test_the_unit_of_a_node_reaches_its_server_alone():
+    service = read(KIT / "potluck-join.service")["Service"]
+    assert (service["IPAddressDeny"], service["IPAddressAllow"]) == ("any", "localhost 192.0.2.10")
 
 
 def test_the_federation_of_the_kit_is_one():

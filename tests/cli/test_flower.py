@@ -78,6 +78,11 @@ class TestWithFlower:
             (["join", "x:1", "--insecure", "--model", "cnn2"], "--model and --capacity need --data"),
             (["join", "x:1", "--insecure", "--data", "none.npz"], "none.npz: no such file"),
             (["join", "x:1", "--insecure", "--state", "x" * 120], "characters; expected at most"),
+            (
+                ["serve", "--insecure", "--log-json", "none/log"],
+                "--log-json none/log: No such file or directory; name a file",
+            ),
+            (["join", "x:1", "--insecure", "--log-json", "/dev/null"], "no file that lines can be appended to"),
             (["keys", "--address", "a:1"], "without port"),
             (["keys", "--days", "-1"], "--days -1: expected a number from 1 to 3650"),
         ],

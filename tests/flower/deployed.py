@@ -14,6 +14,11 @@ from potluck.flower.deploy.processes import free_port
 from potluck.records import ROUNDS
 
 POTLUCK = str(Path(sys.executable).parent / "potluck")
+TWO_CLIENTS = {
+    "federation": {"dataset": "digits", "clients": 2, "train_fraction": 0.1, "models": [{"name": "cnn2", "width": 2}]},
+    "method": {"name": "fedavg"},
+    "run": {"rounds": 1000, "common_test": False, "evaluate_every": 1000},
+}
 
 
 class Deployment:
@@ -22,19 +27,10 @@ class Deployment:
     What a node carries is a copy of what `potluck keys` made for it, as it is on another machine.
     """
 
-    def __init__(self, place):
+    def __init__(self, place, tree=TWO_CLIENTS):
         self.place, self.address, self.running = place, f"127.0.0.1:{free_port()}", {}
         self.printed = ""
-        federation = {
-            "dataset": "digits",
-            "clients": 2,
-            "train_fraction": 0.1,
-            "models": [{"name": "cnn2", "width": 2}],
-        }
-        run = {"rounds": 1000, "common_test": False, "evaluate_every": 1000}
-        (place / "f.toml").write_text(
-            tomli_w.dumps({"federation": federation, "method": {"name": "fedavg"}, "run": run})
-        )
+        (place / "f.toml").write_text(tomli_w.dumps(tree))
 
     def keys(self, *words):
         done = subprocess.run(
@@ -50,10 +46,12 @@ class Deployment:
 
     def serve(self, folder, *words):
         words = ["f.toml", "--keys", "keys", "--listen", self.address, "--folder", folder, *words]
+        words += ["--log-json", "server.jsonl"]
         self.start("server", "serve", *words)
 
     def join(self, name, address=None):
-        self.start(name, "join", address or self.address, "--keys", name, "--state", f"state-{name}")
+        words = ("--keys", name, "--state", f"state-{name}", "--log-json", f"{name}.jsonl")
+        self.start(name, "join", address or self.address, *words)
 
     def end(self, name, within=60):
         self.running[name].terminate()

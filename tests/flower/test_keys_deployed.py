@@ -2,6 +2,9 @@
 
 import json
 import re
+import signal
+import time
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -17,10 +20,13 @@ OLD = "0.0.9"
 OTHER_VERSION = f"import potluck._version\n\npotluck._version.__version__ = {OLD!r}\n"
 
 
-def shown(section):
-    """The lines of terminals that the page shows, before or in its section on versions."""
-    page = PAGE.read_text().partition("## Versions")[section]
-    blocks = re.findall(r"^```text\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+VERSIONS, NEXT = "\n## Versions\n", "\n## From one version to the next\n"
+
+
+def shown(start, end):
+    """The lines of terminals that the page shows between two headings, or from the first one on."""
+    page = PAGE.read_text().partition(start)[2]
+    blocks = re.findall(r"^```text\n(.*?)^```", page.partition(end)[0] if end else page, re.DOTALL | re.MULTILINE)
     return [line for block in blocks for line in block.splitlines()]
 
 
@@ -44,7 +50,8 @@ def test_keys_certificates_and_the_authority_change_while_all_run(deployment, da
     deployment.keys()
     assert deployment.running["server"].poll() is None
     heard = deployment.heard
-    assert [line for line in shown(0) if numbers_apart(line) not in heard] == []
+    assert [line for line in shown("# Keys for years", VERSIONS) if numbers_apart(line) not in heard] == []
+    the_logs_have_each_line_of_the_terminals(deployment)
 
 
 def a_node_gets_another_key(deployment):
@@ -123,17 +130,52 @@ def a_revoked_node_is_told_and_comes_back_with_another_key(deployment):
     replied(deployment)
 
 
+def the_logs_have_each_line_of_the_terminals(deployment):
+    deployment.running["server"].send_signal(signal.SIGINT)
+    assert deployment.running.pop("server").wait(60) == 130
+    found = {}
+    for name in ("server", "ward-1", "ward-2"):
+        if name in deployment.running:
+            deployment.end(name)
+        content = (deployment.place / f"{name}.jsonl").read_text()
+        assert str(deployment.place) not in content
+        found[name] = [json.loads(line) for line in content.splitlines()]
+        of_keys = "keys" if name == "server" else name
+        terminal = [" ".join(line.removeprefix("potluck: ").split()) for line in deployment.lines(name)]
+        said = [re.sub(rf"(?<![\w./-]){of_keys}/", "KEYS/", line) for line in terminal]
+        assert [entry["text"] for entry in found[name]] == said
+    assert {entry["event"] for entry in found["server"]} >= {"server", "node", "gate", "run", "round", "ended"}
+    assert {entry["event"] for name in ("ward-1", "ward-2") for entry in found[name]} == {
+        *("connection", "work", "request", "keys", "warning", "ended")
+    }
+    about = [entry for entry in found["server"] if entry["text"] == "node ward-2 is revoked"]
+    assert {(entry["event"], entry["node"], entry["run"]) for entry in about} == {("node", "ward-2", "run")}
+    ended = [entry["round"] for entry in found["server"] if entry["event"] == "round"]
+    assert ended == list(range(1, len(ended) + 1))
+    at_work = next(entry for entry in found["ward-1"] if entry["event"] == "work" and "round" in entry)
+    assert (at_work["round"], at_work["text"]) == (1, "at work on round 1")
+    assert any(entry.get("run", "").startswith("run-") for entry in found["ward-1"])
+
+
+@contextmanager
+def another_version(deployment, monkeypatch):
+    """What is started inside the block takes itself for another version of Potluck."""
+    place = deployment.place / "old"
+    place.mkdir(exist_ok=True)
+    (place / "sitecustomize.py").write_text(OTHER_VERSION)
+    with monkeypatch.context() as then:
+        then.setenv("PYTHONPATH", str(place), prepend=":")
+        yield
+
+
 def test_a_node_with_another_version_is_named_and_refused_unless_it_is_allowed(deployment, monkeypatch):
     deployment.keys("--node", "ward-1", "--node", "ward-2")
     for name in ("ward-1", "ward-2"):
         deployment.carry(name)
-    (deployment.place / "old").mkdir()
-    (deployment.place / "old" / "sitecustomize.py").write_text(OTHER_VERSION)
     deployment.serve("run", "run.rounds=1")
     deployment.hears("server", "nodes join by")
     deployment.join("ward-1")
-    with monkeypatch.context() as then:
-        then.setenv("PYTHONPATH", str(deployment.place / "old"), prepend=":")
+    with another_version(deployment, monkeypatch):
         deployment.join("ward-2")
     differs = re.escape(
         f"the node has Potluck {OLD}, and the server {__version__}; install {__version__} at the node, or"
@@ -155,4 +197,57 @@ def test_a_node_with_another_version_is_named_and_refused_unless_it_is_allowed(d
     assert re.search(differs, json.dumps(last["failed"]))
     deployment.hears("ward-2", rf"refused to a server \(local_update\): .*{differs}")
     heard = deployment.heard
-    assert [line for line in shown(2) if numbers_apart(line) not in heard] == []
+    assert [line for line in shown(VERSIONS, NEXT) if numbers_apart(line) not in heard] == []
+
+
+def test_a_federation_goes_from_one_version_to_the_next_while_its_run_goes_on(deployment, monkeypatch):
+    nodes = ("ward-1", "ward-2")
+    deployment.keys("--node", nodes[0], "--node", nodes[1])
+    with another_version(deployment, monkeypatch):
+        deployment.serve("run")
+        deployment.hears("server", "nodes join by")
+        for name in nodes:
+            deployment.carry(name)
+            deployment.join(name)
+        deployment.hears("server", r"^round 1/1000 ")
+    the_server_is_started_anew(deployment, "--allow-versions")
+    replied(deployment)  # nodes that are behind it
+    for name in nodes:
+        assert deployment.end(name) in (0, 130)
+        before = len(deployment.lines(name))
+        deployment.join(name)
+        deployment.hears(name, "^connected", before)
+        replied(deployment)
+    the_server_is_started_anew(deployment)
+    replied(deployment)
+    assert deployment.end("ward-2") in (0, 130)
+    before = len(deployment.lines("ward-2"))
+    with another_version(deployment, monkeypatch):
+        deployment.join("ward-2")
+    deployment.hears("ward-2", r"^refused to a server \(local_update\)", before)
+    last = refused_reply(deployment)
+    assert last["replied"] == [0]
+    assert f"the node has Potluck {OLD}, and the server {__version__}" in last["failed"]["1"]
+    records = rounds_of(deployment.place / "run")
+    assert [record["round"] for record in records] == list(range(1, len(records) + 1))
+    assert not any("lost" in record for record in records)
+    heard = deployment.heard
+    assert [line for line in shown(NEXT, None) if numbers_apart(line) not in heard] == []
+
+
+def the_server_is_started_anew(deployment, *words):
+    deployment.running["server"].send_signal(signal.SIGINT)
+    assert deployment.running.pop("server").wait(60) == 130
+    since = len(deployment.lines("server"))
+    again = ("--keys", "keys", "--listen", deployment.address, "--folder", "run")
+    deployment.start("server", "serve", *again, *words)
+    deployment.hears("server", "nodes join by", since)
+
+
+def refused_reply(deployment, within=240):
+    """Wait for a round in which a reply failed that says something of versions."""
+    deadline = time.monotonic() + within
+    while not (found := [one for one in rounds_of(deployment.place / "run") if "Potluck" in str(one["failed"])]):
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+    return found[-1]

@@ -27,15 +27,16 @@ _EVERY = 10.0  # seconds between two lines within a round, without a terminal
 class _Aloud(logging.Handler):
     """Shows log lines marked `ON_SCREEN`, and executors' warnings of lost or stopped processes."""
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, note: Callable[[str, str], None]) -> None:
         super().__init__()
-        self._console = console
+        self._console, self._note = console, note
 
     def emit(self, record: logging.LogRecord) -> None:
         """One line, above the bar."""
         warns = record.name.startswith(_EXECUTORS) and record.levelno >= logging.WARNING
         if warns or getattr(record, "on_screen", False):
             self._console.print(f"potluck: {record.getMessage()}", highlight=False, markup=False, soft_wrap=True)
+            self._note(record.getMessage(), "run")
 
 
 class Display(Standing):
@@ -46,12 +47,15 @@ class Display(Standing):
 
     Args:
         clock: seconds from any moment on.
+        note: called with each line as it is without a terminal, and a word for what it is about.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, clock: Callable[[], float] = time.monotonic, note: Callable[[str, str], None] = lambda line, event: None
+    ) -> None:
         super().__init__(clock)
         self._console = console_on(sys.stderr)
-        self._aloud = _Aloud(self._console)
+        self._aloud, self._note = _Aloud(self._console, note), note
         self._printed = clock()
         self._bar = rich.progress.Progress(
             TextColumn("{task.fields[line]}"),
@@ -76,10 +80,13 @@ class Display(Standing):
         """Show how the run stands."""
         if self._console.is_terminal:
             self._bar.update(self._task, completed=progress.share, total=progress.rounds, line=line_of(progress))
-        elif round_ended or self._clock() - self._printed >= _EVERY:
-            self._printed = self._clock()
-            words = line_of(progress, ended=round_ended)
+        if not round_ended and self._clock() - self._printed < _EVERY:
+            return
+        self._printed = self._clock()
+        words = line_of(progress, ended=round_ended)
+        if not self._console.is_terminal:
             self._console.print(words, highlight=False, markup=False, soft_wrap=True)
+        self._note(words, "round" if round_ended else "progress")
 
 
 def print_result(folder: Path, experiment: Experiment, result: Result, privacy: str | None) -> None:

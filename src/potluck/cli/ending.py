@@ -63,7 +63,7 @@ def _exit_code(command: Callable[[], int | None]) -> int:
     except BrokenPipeError:
         return _unread()
     except (OSError, MemoryError) as error:
-        return _refuse(_of_the_machine(error))
+        return _refuse(of_the_machine(error))
 
 
 def _warning_on_a_line(command: Callable[[], int | None]) -> int:
@@ -114,7 +114,7 @@ def _refuse(reason: str) -> int:
     return 2
 
 
-def _of_the_machine(error: OSError | MemoryError) -> str:
+def of_the_machine(error: OSError | MemoryError) -> str:
     """Advice for an error of the machine: a full disk, missing permission, no memory."""
     if isinstance(error, MemoryError):
         return f"no memory is left ({str(error) or 'MemoryError'}); use smaller models, fewer workers or less data"

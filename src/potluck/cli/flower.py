@@ -12,6 +12,7 @@ from rich.console import Console
 
 from potluck.analysis.read import read_run
 from potluck.cli.display import Display, print_result
+from potluck.cli.jsonlog import JsonLog
 from potluck.core.ground.errors import ConfigError
 from potluck.experiment.federation.assemble import assemble_server, common_classes, task_of
 from potluck.experiment.folder.folder import new_folder
@@ -60,6 +61,7 @@ def host(
     largest_reply: float,
     status: str | None,
     allow_versions: bool,
+    log: JsonLog,
 ) -> None:
     """Serve a run until it ends.
 
@@ -74,6 +76,7 @@ def host(
         largest_reply: the most GiB of one reply of a node.
         status: the `host:port` of a page for the operator, see `potluck.cli.status`; None for none.
         allow_versions: whether nodes with another version of Potluck or another copy of the method may take part.
+        log: has a line for each that is said.
 
     Raises:
         ConfigError: something is missing, or the experiment cannot be run.
@@ -104,13 +107,17 @@ def host(
         check_asynchronous_nodes(experiment, base)
     told(matched)
 
-    def say(line: str) -> None:
+    def say(line: str, event: str = "server") -> None:
         console.print(line, highlight=False, markup=False, soft_wrap=True)
+        log.note(line.removeprefix("potluck: "), event)
 
-    def report(line: str) -> None:
-        if not line.startswith("warning: "):  # these name paths of ours, and the page shows what ends
-            account.hear(line)
-        say(line)
+    def report(event: str) -> Callable[[str], None]:
+        def heard(line: str) -> None:
+            if not line.startswith("warning: "):  # these name paths of ours, and the page shows what ends
+                account.hear(line)
+            say(line, event)
+
+        return heard
 
     with ExitStack() as stack:
         if status is not None:
@@ -119,22 +126,23 @@ def host(
         if superlink is None:
             private_folder(run)  # weights, and numbers of nodes by which others could address them
         run.mkdir(parents=True, exist_ok=True)
+        log.tell(run=run.resolve().name)
         inner = run / "flower"
         try:
             link, sightings = stack.enter_context(SuperLink(inner, keys, superlink)), None
             if superlink is None:
                 for line in link.register():  # before nodes come, who would be taken for second ones
-                    report(line)
-                gate = Gate(place, link.address, keys, report, link.trust, largest)
+                    report("node")(line)
+                gate = Gate(place, link.address, keys, report("gate"), link.trust, largest)
                 sightings = stack.enter_context(gate).sightings
                 say(f"open at {address}; nodes join by: {_invitation(address, keys)}")
             app = write_app(inner / "app", experiment, run, largest, allow_versions=allow_versions)
             account.begin(start := _start(experiment, run), sightings)
-            _follow(run_app(link, app, run, report), start, account)
+            _follow(run_app(link, app, run, report("run"), report("node")), start, account, log)
         except KeyboardInterrupt:
-            say(f"potluck: interrupted; resume with: potluck serve --folder {run}")
+            say(f"potluck: interrupted; resume with: potluck serve --folder {run}", "ended")
             raise typer.Exit(128 + signal.SIGINT) from None
-    _print_stored(run, experiment)
+    _print_stored(run, experiment, log)
 
 
 def _open_page(status: str, account: "Account", stack: ExitStack, say: Callable[[str], None]) -> None:
@@ -151,12 +159,16 @@ def _open_page(status: str, account: "Account", stack: ExitStack, say: Callable[
         say(f"warning: whoever reaches {status} can read how the run and its nodes stand; nothing there is encrypted")
 
 
-def _follow(news: Iterable["RoundRecord | Progress | NodeRefused"], start: RunStart, account: "Account") -> None:
+def _follow(
+    news: Iterable["RoundRecord | Progress | NodeRefused"], start: RunStart, account: "Account", log: JsonLog
+) -> None:
     """Show a run on the terminal until it ends, and keep account of it."""
-    with Display() as display:
+    with Display(note=log.note) as display:
         display.on_run_start(start)
         for one in news:
             account.take(one)
+            if isinstance(one, RoundRecord | Progress):
+                log.tell(round=one.round)
             if isinstance(one, RoundRecord):
                 display.on_round_end(one)
             elif isinstance(one, Progress):
@@ -177,8 +189,13 @@ def take_part(
     audit: Path | None,
     weights: Path | None,
     train_only: Sequence[str],
+    most_disk_gib: float | None,
+    most_memory_gib: float | None,
+    log: JsonLog,
 ) -> None:
-    """Run a node until interrupted.
+    """Run a node until interrupted; the log has a line for each that is said.
+
+    Limits of disk and memory are by default what the machine can spare.
 
     Raises:
         ConfigError: there is no such device, the data cannot be read, the model cannot be built, keys are missing.
@@ -186,18 +203,27 @@ def take_part(
     """
     from potluck.flower.node.audit import last_digest
     from potluck.flower.node.config import NodeConfig
-    from potluck.flower.node.join import Credentials, run_node
+    from potluck.flower.node.join import Credentials, NodeLine, run_node
+    from potluck.flower.node.room import default_disk_gib, default_memory_gib
 
     _address(address)
     credentials = Credentials(address, keys)
-    home = NodeConfig(state, data, model, capacity, device, tuple(code), policy, audit, weights, tuple(train_only))
+    disk = default_disk_gib(state) if most_disk_gib is None else most_disk_gib
+    memory = default_memory_gib(device) if most_memory_gib is None else most_memory_gib
+    named = (state, data, model, capacity, device, tuple(code), policy, audit, weights, tuple(train_only))
+    home = NodeConfig(*named, most_disk_gib=disk, most_memory_gib=memory)
     home.check()
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that Flower's program ends too
+
+    def say(line: NodeLine) -> None:
+        typer.echo(line, err=True)
+        log.note(line, line.event, round=line.round, run=line.run)
+
     try:
-        run_node(credentials, home, lambda line: typer.echo(line, err=True))
+        run_node(credentials, home, say)
     finally:
         signal.signal(signal.SIGTERM, before)
-        typer.echo(f"audit log: {home.audit_log} ends in {last_digest(home.audit_log)}", err=True)
+        say(NodeLine(f"audit log: {home.audit_log} ends in {last_digest(home.audit_log)}", "ended"))
 
 
 def _experiment(target: str | None, assignments: Sequence[str], folder: Path | None) -> Experiment:
@@ -243,8 +269,8 @@ def _start(experiment: Experiment, run: Path) -> RunStart:
     )
 
 
-def _print_stored(run: Path, experiment: Experiment) -> None:
-    """Print the closing table, from the records that the server app wrote."""
+def _print_stored(run: Path, experiment: Experiment, log: JsonLog) -> None:
+    """Print the closing table, from the records that the server app wrote; the log has the end of it on a line."""
     stored = read_run(run)
     last = stored.rounds[-1]
     scores = [score for score in stored.clients if score.round == last.round]
@@ -252,6 +278,8 @@ def _print_stored(run: Path, experiment: Experiment) -> None:
     evaluation = Evaluation(scores, metrics.get("global"), task=task_of(experiment), pooled=metrics.get("pooled"))
     result = Result(list(stored.rounds), evaluation, Checkpoint.read(run / CHECKPOINT / LAST))
     print_result(run, experiment, result, stored.manifest.get("privacy"))
+    end = f"; checkpoint digest: {result.checkpoint.digest}" if result.checkpoint else ""
+    log.note(f"the run has ended after round {last.round}{end}", "ended")
 
 
 def _address(address: str) -> tuple[str, int]:

@@ -137,8 +137,9 @@ def test_the_same_trouble_is_told_once():
     told = []
     say = _News(told.append)
     for line, about in (("a", ""), ("a", ""), ("gone (1)", "gone"), ("gone (2)", "gone"), ("a", "")):
-        say(line, about)
+        say(line, "connection", about, round=3)
     assert told == ["a", "gone (1)", "a"]
+    assert {(line.event, line.round, line.run) for line in told} == {("connection", 3, None)}
 
 
 def test_a_flower_that_listens_elsewhere_is_not_used(tmp_path):

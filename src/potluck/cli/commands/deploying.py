@@ -1,11 +1,18 @@
 """Commands that take models and federations to other machines, or make what all of them have in common."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from potluck.cli.commands.shared import OverridesArgument, ParentOption, TargetArgument, told_apart
+
+if TYPE_CHECKING:
+    from potluck.cli.jsonlog import JsonLog
+
+LogJsonOption = Annotated[
+    Path | None, typer.Option(help="File to which each line that is said is added as a JSON object, for collectors.")
+]
 
 
 def export(
@@ -110,25 +117,31 @@ def serve(
         bool,
         typer.Option("--allow-versions", help="Nodes with another version of Potluck or of the method may take part."),
     ] = False,
+    log_json: LogJsonOption = None,
 ) -> None:
     """Run a federation whose clients are nodes on other machines."""
     from potluck.cli.flower import host, require_flower
+    from potluck.cli.jsonlog import JsonLog
 
     require_flower()
     target, assignments = told_apart(target, overrides)
     trusted = _trusted(keys, insecure)
-    host(
-        target,
-        assignments,
-        parent=to,
-        folder=folder,
-        address=listen,
-        keys=trusted,
-        superlink=superlink,
-        largest_reply=largest_reply,
-        status=status,
-        allow_versions=allow_versions,
-    )
+    with JsonLog(log_json, "server", trusted) as log:
+        if insecure:
+            _tell_insecure(log)
+        host(
+            target,
+            assignments,
+            parent=to,
+            folder=folder,
+            address=listen,
+            keys=trusted,
+            superlink=superlink,
+            largest_reply=largest_reply,
+            status=status,
+            allow_versions=allow_versions,
+            log=log,
+        )
 
 
 def join(
@@ -160,31 +173,52 @@ def join(
         Path | None, typer.Option(help="File of the audit log, a line for each request. Default: in the state folder.")
     ] = None,
     state: Annotated[Path, typer.Option(help="Folder for the node's state.")] = Path("node"),
+    most_disk_gib: Annotated[
+        float | None,
+        typer.Option(min=0.01, help="The most GiB of that folder. Default: it leaves a quarter of what is free."),
+    ] = None,
+    most_memory_gib: Annotated[
+        float | None,
+        typer.Option(min=0.5, help="The most GiB of memory to compute with. Default: three quarters of it, on a CPU."),
+    ] = None,
+    log_json: LogJsonOption = None,
 ) -> None:
     """Take part in a federation as a node, until interrupted."""
     from potluck.cli.flower import require_flower, take_part
+    from potluck.cli.jsonlog import JsonLog
 
     require_flower()
-    take_part(
-        address,
-        keys=_trusted(keys, insecure),
-        state=state,
-        data=data,
-        model=model,
-        capacity=capacity,
-        device=device,
-        code=allow_code or [],
-        policy=policy,
-        audit=audit,
-        weights=weights,
-        train_only=train_only or [],
-    )
+    trusted = _trusted(keys, insecure)
+    with JsonLog(log_json, "node", trusted) as log:
+        if insecure:
+            _tell_insecure(log)
+        take_part(
+            address,
+            keys=trusted,
+            state=state,
+            data=data,
+            model=model,
+            capacity=capacity,
+            device=device,
+            code=allow_code or [],
+            policy=policy,
+            audit=audit,
+            weights=weights,
+            train_only=train_only or [],
+            most_disk_gib=most_disk_gib,
+            most_memory_gib=most_memory_gib,
+            log=log,
+        )
 
 
 def _trusted(keys: Path | None, insecure: bool) -> Path | None:
     """The keys; None only with --insecure."""
     if (keys is None) != insecure:
         raise typer.BadParameter("give --keys FOLDER, made by `potluck keys`, or --insecure; one of them")
-    if insecure:
-        typer.echo("Warning: no encryption; anyone in this network can read the messages and take part.", err=True)
     return keys
+
+
+def _tell_insecure(log: "JsonLog") -> None:
+    line = "Warning: no encryption; anyone in this network can read the messages and take part."
+    typer.echo(line, err=True)
+    log.note(line, "warning", level="warning")

@@ -1,6 +1,5 @@
 """Keeps account of a served run and its nodes, from what reaches the server's process."""
 
-import os
 import shutil
 import threading
 import time
@@ -13,6 +12,7 @@ from pathlib import Path
 
 from potluck.cli.status.overview import Company, FailedReply, NodeStanding, Overview
 from potluck.core.ground.errors import PotluckError
+from potluck.core.ground.machine import size_of
 from potluck.core.ground.text import one_line
 from potluck.experiment.watching.observers import RunStart
 from potluck.flower.deploy.checks import ends_in
@@ -177,17 +177,8 @@ class Account:
         if self._run is None:
             return None, None
         if self._size is None or abs(now - self._size[0]) >= _SIZE_FRESH:
-            self._size = now, _size_of(self._run), _free_at(self._run)
+            self._size = now, size_of(self._run), _free_at(self._run)
         return self._size[1:]
-
-
-def _size_of(folder: Path) -> int:
-    total = 0
-    for place, _, names in os.walk(folder):
-        for name in names:
-            with suppress(OSError):  # it has gone meanwhile
-                total += os.lstat(os.path.join(place, name)).st_size
-    return total
 
 
 def _free_at(folder: Path) -> int | None:

@@ -1,7 +1,8 @@
-"""This machine's free memory, so that requests beyond it are refused before memory is allocated."""
+"""This machine's memory, so that requests beyond it are refused before memory is allocated; and what a folder takes."""
 
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from potluck.core.ground.errors import PotluckError
@@ -35,16 +36,32 @@ def available_bytes(root: Path = Path("/")) -> int | None:
     return min([*_of_machine(root), *_of_containers(root)], default=None)
 
 
+def all_memory() -> int | None:
+    """Bytes of memory that this machine has, whoever uses them; None if unknown."""
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):  # not a Unix-like system
+        return None
+
+
+def size_of(folder: Path) -> int:
+    """Bytes of all files in a folder and below it."""
+    total = 0
+    for place, _, names in os.walk(folder):
+        for name in names:
+            with suppress(OSError):  # it has gone meanwhile
+                total += os.lstat(os.path.join(place, name)).st_size
+    return total
+
+
 def _of_machine(root: Path) -> Iterator[int]:
     try:
         lines = (root / "proc/meminfo").read_text().splitlines()
         kibibytes = {line.split(":")[0]: int(line.split()[1]) for line in lines}
         yield (kibibytes["MemAvailable"] + kibibytes.get("SwapFree", 0)) * 1024
     except (OSError, LookupError, ValueError):
-        try:
-            yield os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        except (AttributeError, ValueError, OSError):  # not a Unix-like system
-            return
+        if (whole := all_memory()) is not None:
+            yield whole
 
 
 def _of_containers(root: Path) -> Iterator[int]:

@@ -25,6 +25,8 @@ log = logging.getLogger(__name__)
 _PART_BYTES = 2**18
 """The most bytes of a part of the state that has more than one entry."""
 
+_WITHOUT_BEST = "the run continues without it until a better round"
+
 
 class Checkpoints:
     """The checkpoint folder of one run.
@@ -134,12 +136,29 @@ class Checkpoints:
         self._content.found(paths)
         return joined(unpack(read_checked(path)) for path in paths)
 
-    def complaint(self) -> str | None:
-        """What is wrong with the best round's checkpoint, without which the run can continue; None if nothing."""
+    def complaint(self, last: Checkpoint | None) -> str | None:
+        """What is wrong with the best round's checkpoint, without which the run can continue; None if nothing.
+
+        Args:
+            last: the last round's.
+
+        Raises:
+            CheckpointError: it is of an earlier round than the last one names, so that another one is lost.
+        """
+        place, best_round = self._folder / BEST, last.best_round if last else None
         try:
-            Checkpoint.read(self._folder / BEST)
+            best = Checkpoint.read(place)
         except CheckpointError as error:
-            return f"{error}; the run continues without it until a better round"
+            return f"{error}; {_WITHOUT_BEST}"
+        if best_round is None:
+            return None
+        if best is None:
+            return f"{place} is missing; {_WITHOUT_BEST}"
+        if best.round < best_round:
+            raise CheckpointError(
+                f"{place} is of round {best.round}, and {LAST} names {best_round} as the best one: the folder is a copy"
+                " of files from several moments; copy it again"
+            )
         return None
 
     def restore(self, checkpoint: Checkpoint, initial: Any) -> Any:

@@ -227,7 +227,7 @@ class Run:
             if self._twin:
                 self._twin.go_on(twin_record(self._folder, self.rounds_done) if self._folder else None)
             if self._checkpoints:
-                self.notes += filter(None, [self._checkpoints.complaint()])
+                self.notes += filter(None, [self._checkpoints.complaint(self._last)])
                 if self._last:
                     initial, self._state = self._state, self._checkpoints.restore(self._last, self._state)
                     self._remember(self._checkpoints, self._last, initial)

@@ -38,6 +38,8 @@ class NodeConfig:
         weights: a file of initial weights: of its own model, or if it has none, the owner's copy of the one that the
             server's model begins with.
         train_only: names of the modules of its own model that are trained, "head" for the head; none freeze nothing.
+        most_disk_gib: the most GiB that the folder for its state may take; None for any number.
+        most_memory_gib: the most GiB of memory that its worker may have, on Linux; None for any number.
     """
 
     state: Path
@@ -50,6 +52,8 @@ class NodeConfig:
     audit: Path | None = None
     weights: Path | None = None
     train_only: tuple[str, ...] = ()
+    most_disk_gib: float | None = None
+    most_memory_gib: float | None = None
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> "NodeConfig":
@@ -61,6 +65,7 @@ class NodeConfig:
         if "state" not in config:
             raise ConfigError("the node's configuration has no 'state'; expected a folder: potluck join --state FOLDER")
         model, capacity = config.get("model"), config.get("capacity")
+        disk, memory = config.get("most_disk_gib"), config.get("most_memory_gib")
         places = ("data", "policy", "audit", "weights")
         data, policy, audit, weights = (Path(str(config[key])) if key in config else None for key in places)
         return cls(
@@ -74,6 +79,8 @@ class NodeConfig:
             code=tuple(Path(place) for place in str(config.get("code", "")).split(os.pathsep) if place),
             weights=weights,
             train_only=tuple(name for name in str(config.get("train_only", "")).split(",") if name),
+            most_disk_gib=None if disk is None else float(disk),
+            most_memory_gib=None if memory is None else float(memory),
         )
 
     def check(self) -> None:
@@ -136,6 +143,7 @@ class NodeConfig:
         told["train_only"] = ",".join(self.train_only) or None
         code = os.pathsep.join(str(place.resolve()) for place in self.code) or None
         found: dict[str, str | float | None] = {**told, "capacity": self.capacity, "device": self.device, "code": code}
+        found |= {"most_disk_gib": self.most_disk_gib, "most_memory_gib": self.most_memory_gib}
         return {name: value for name, value in found.items() if value is not None}
 
 

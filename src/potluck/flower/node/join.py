@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Self
 
 import httpx
 
@@ -22,7 +23,6 @@ from potluck.flower.deploy.certificates import end_of, fingerprint_of
 from potluck.flower.deploy.checks import Daily, check_carried, expiring_carried
 from potluck.flower.deploy.gate import HEALTH, KEY_HEADER, TRUST_HEADER, reason_in
 from potluck.flower.deploy.keys import CA, NODE_KEY, public_key_of
-from potluck.flower.deploy.limits import Say
 from potluck.flower.deploy.private import RUNTIME
 from potluck.flower.deploy.processes import PYTHON, lines_after, private_folder, socket_in, start, stop
 from potluck.flower.deploy.registry import Stamps, stamps
@@ -150,7 +150,27 @@ def _notices(body: bytes) -> list[str]:
     return [f"{one_line(line)} (says the server)" for line in lines if isinstance(line, str)]
 
 
-def run_node(credentials: Credentials, home: NodeConfig, say: Say) -> None:
+class NodeLine(str):
+    """A line for the terminal of a node's owner.
+
+    Attributes:
+        event: what it is about, in a word: connection, work, request, keys, worker, warning or ended.
+        round: the number of the round that it is about; None if it is about none.
+        run: the name of its run; None if it is about none.
+    """
+
+    event: str
+    round: int | None
+    run: str | None
+
+    def __new__(cls, line: str, event: str, round: int | None = None, run: str | None = None) -> Self:
+        """A line with what it is about."""
+        made = super().__new__(cls, line)
+        made.event, made.round, made.run = event, round, run
+        return made
+
+
+def run_node(credentials: Credentials, home: NodeConfig, say: Callable[[NodeLine], None]) -> None:
     """Take part until interrupted. Flower's program is started anew when it ends or reaches the server no more.
 
     A server that refuses this node at first ends it. One that does so later may have to be set right, by another key or
@@ -171,7 +191,7 @@ def run_node(credentials: Credentials, home: NodeConfig, say: Say) -> None:
 
 
 def _stay(credentials: Credentials, home: NodeConfig, runtime: Path, say: "_News") -> None:
-    waits, was_here, warn = _Waits(), False, Daily(lambda line: say(f"warning: {line}"))
+    waits, was_here, warn = _Waits(), False, Daily(lambda line: say(f"warning: {line}", "warning"))
     while True:
         renewal = _Renewal(credentials, say)
         try:
@@ -180,15 +200,15 @@ def _stay(credentials: Credentials, home: NodeConfig, runtime: Path, say: "_News
             was_here = True
             why = _Life(credentials.options(), ask, home, runtime, say, waits.start_over, renewal, warn).until_it_ends()
             if renewal.is_done:
-                say("the keys are new; joining with them")
+                say("the keys are new; joining with them", "keys")
                 continue
-            say(f"disconnected: {why}; trying again")
+            say(f"disconnected: {why}; trying again", "connection")
         except Unreachable as error:
-            say(f"{error}; trying again", _NOBODY)
+            say(f"{error}; trying again", "connection", _NOBODY)
         except (ConfigError, Refused) as error:
             if not was_here:
                 raise
-            say(f"{error}; trying again")
+            say(f"{error}; trying again", "connection")
         time.sleep(waits.next())
 
 
@@ -223,7 +243,7 @@ class _Renewal:
             self._not_before = time.monotonic() + _ASK_EVERY
             return False
         except (ConfigError, Refused, OSError) as error:
-            self._say(f"there are new keys, and they cannot be used: {error}; going on with those of before")
+            self._say(f"there are new keys, and they cannot be used: {error}; going on with those of before", "keys")
         self._tried = self._seen
         return self.is_done
 
@@ -231,14 +251,14 @@ class _Renewal:
 class _News:
     """Says what a node's owner should know, and nothing twice in a row."""
 
-    def __init__(self, say: Say) -> None:
+    def __init__(self, say: Callable[[NodeLine], None]) -> None:
         self._say = say
         self._told = ""
 
-    def __call__(self, line: str, about: str = "") -> None:
-        """Say a line unless the last one was the same, or about the same."""
+    def __call__(self, line: str, event: str, about: str = "", **where: Any) -> None:
+        """Say a line unless the last one was the same, or about the same; see `NodeLine`."""
         if (about or line) != self._told:
-            self._say(line)
+            self._say(NodeLine(line, event, **where))
         self._told = about or line
 
 
@@ -310,7 +330,7 @@ class _Life:
                 if self._is_stuck(watch):
                     return "the server answers, but no longer to Flower's program"
                 if resident.poll() is not None:
-                    self._say(f"the worker ended with code {resident.returncode}; starting another one")
+                    self._say(f"the worker ended with code {resident.returncode}; starting another one", "worker")
                     resident = self._move_in()
                 if time.monotonic() - asked > _ASK_ANYWAY:
                     asked = time.monotonic()
@@ -331,11 +351,11 @@ class _Life:
         try:
             return watch.gives_up()
         except Unreachable as error:
-            self._say(f"{error}; trying again", _NOBODY)
+            self._say(f"{error}; trying again", "connection", _NOBODY)
             return False
         finally:
             if waiting and not watch.waiting:
-                self._say("connected")
+                self._say("connected", "connection")
 
     def _start(self) -> subprocess.Popen[bytes]:
         config = " ".join(f"{name}={json.dumps(value)}" for name, value in {**self._words, "resident": True}.items())
@@ -356,17 +376,19 @@ class _Life:
                 if not self._runtime.is_socket():
                     raise FlowerError(f"this version of Flower does not listen at {self._runtime}; {_ELSEWHERE}")
                 self._admitted()
-                self._say("connected")
+                self._say("connected", "connection")
             if _BUSY in line or any(word in line for word in _IDLE):
                 self._is_busy = _BUSY in line
             if found := _GROUP.search(line):
                 self._at_work(found[1])
-        for words in filter(None, map(in_words, self._new_in(self._audit_log))):
-            self._say(words)
+        for line in self._new_in(self._audit_log):
+            if words := in_words(line):
+                entry = json.loads(line)
+                self._say(words, "request", round=entry.get("round"), run=entry.get("run"))
 
     def _at_work(self, group: str) -> None:
         if words := _AT_WORK.get(group, f"at work on round {group}"):
-            self._say(words)
+            self._say(words, "work", round=int(group) if group.isdecimal() and len(group) < 10 else None)
 
     def _new_in(self, log: Path) -> list[str]:
         lines, self._read[log] = lines_after(log, self._read[log])

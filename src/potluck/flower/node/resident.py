@@ -53,10 +53,12 @@ def serve_forever(config: Mapping[str, Any]) -> None:
     from potluck.engine.numerics.allocator import keep_freed_memory
     from potluck.flower.node.config import NodeConfig
     from potluck.flower.node.confined import confine
+    from potluck.flower.node.room import limit_memory
     from potluck.flower.node.service import NodeService
 
     keep_freed_memory()
     home = NodeConfig.of(config)
+    limit_memory(home.most_memory_gib)
     confine(home)
     service, path = NodeService(home), socket_in(home.state, SOCKET)
     path.unlink(missing_ok=True)
@@ -65,7 +67,7 @@ def serve_forever(config: Mapping[str, Any]) -> None:
         door.listen()
         while True:
             asking, _ = door.accept()
-            with asking, suppress(EOFError, ConnectionError, WireError):  # the caller may be gone or out of step
+            with asking, suppress(EOFError, ConnectionError, WireError, MemoryError):  # gone, out of step, too long
                 kind, header = (
                     receive(asking, longest=_LONGEST_KIND).decode(errors="replace"),
                     receive(asking, longest=LONGEST_ENVELOPE_HEADER),

@@ -16,6 +16,7 @@ from potluck.core.ground.rng import Key
 from potluck.core.ground.text import one_line
 from potluck.core.message import Message
 from potluck.core.nets.modes import threads
+from potluck.core.roles import Failure
 from potluck.data.dataset import Dataset
 from potluck.data.datasets import list_datasets
 from potluck.engine.answers.inspection import check_inputs, check_targets
@@ -41,6 +42,7 @@ from potluck.flower.node.asked import asked
 from potluck.flower.node.audit import Audit
 from potluck.flower.node.config import NOTHING_OF_ITS_OWN, NodeConfig
 from potluck.flower.node.policy import Policy, Tally
+from potluck.flower.node.room import Room, of_limits
 from potluck.flower.node.store import NodeStore
 from potluck.flower.wire.classes import Classes, sendable
 from potluck.flower.wire.introduction import Introduction, Network
@@ -136,6 +138,7 @@ class NodeService:
         self._policy = Policy.read(config.policy)
         self._tally = Tally(config.state / "tally.json", self._policy)
         self._audit = Audit(config.audit_log)
+        self._room = Room(config.state, config.most_disk_gib)
         self._logged = ""
 
     def answer(self, kind: str, envelope: Envelope) -> Envelope:
@@ -150,24 +153,33 @@ class NodeService:
             return {}, b""
         try:
             if kind != JOB:
+                self._room.check()
                 return self._node(envelope[0]).introduction.header(), b""
             job = to_job(envelope)
         except Exception as error:
-            return refusing_header(error), b""
+            said = refusing_header(error)
+            return {name: of_limits(why, self._config.most_memory_gib) for name, why in said.items()}, b""
         try:
             return self._done(job, envelope[0])
         except Exception as error:
-            return from_outcome(failure(job.client, "the node", error))
+            return from_outcome(self._within_limits(failure(job.client, "the node", error)))
 
     def _done(self, job: Job, header: Mapping[str, Any]) -> Envelope:
         """The outcome of a job that the owner's policy allows, of a size that it allows."""
+        self._room.check()
         found = self._node(header)
         if found.other_software is not None:
             raise ConfigError(found.other_software)
         self._tally.begin(str(header["run"]), job.round)
-        said, payload = from_outcome(found.node.execute(job))
+        said, payload = from_outcome(self._within_limits(found.node.execute(job)))
         self._tally.leave(_size(said, payload))
         return said, payload
+
+    def _within_limits(self, outcome: Outcome) -> Outcome:
+        """An outcome, in which a failure that comes of the limit of memory says so."""
+        if not isinstance(outcome, Failure):
+            return outcome
+        return replace(outcome, reason=of_limits(outcome.reason, self._config.most_memory_gib))
 
     def _node(self, header: Mapping[str, Any]) -> "NodeInRun":
         """The node in this run; that of the previous run is dropped."""
@@ -255,7 +267,7 @@ def node_at(config: NodeConfig, header: Mapping[str, Any], policy: Policy | None
         WireError: the header is not Potluck's.
     """
     said = read(_Setting, header, "not a message of Potluck's")
-    store = NodeStore(config.state / _safe(said.run))
+    store = NodeStore(config.state / _safe(said.run), Room(config.state, config.most_disk_gib))
     experiment = asked(said.experiment, config, said.client, said.code)
     own = own_of(config, experiment, said.client, said.classes)
     federation = own.federation

@@ -9,6 +9,7 @@ from typing import Any
 from potluck.core.ground.digest import digest
 from potluck.core.ground.errors import CheckpointError
 from potluck.engine.disk.files import write_atomically
+from potluck.flower.node.room import Room
 
 _NAME = re.compile(r"[0-9a-f]{32}")
 
@@ -18,10 +19,14 @@ class NodeStore:
 
     All records of two rounds in a row are kept, so that the server can return to the start of the last one, or of the
     one before it; of earlier ones only the record that a job names is kept.
+
+    Args:
+        folder: of the client in this run.
+        room: what the folder for the node's state may take; None for any number of bytes.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, room: Room | None = None) -> None:
+        self._folder, self._room = folder, room
         self._journal = folder / "rounds.json"
         self._ledger = folder / "releases.json"
 
@@ -64,7 +69,12 @@ class NodeStore:
             record: the client's state; None if it has none.
             base: the name of the record that it started from.
             round_number: the round of the job.
+
+        Raises:
+            NoRoom: the node's owner has not given it so much disk; nothing is written.
         """
+        if record is not None and self._room is not None:
+            self._room.check(len(record))
         rounds: dict[str, int] = json.loads(self._journal.read_text()) if self._journal.is_file() else {}
         kept = {name: at for name, at in rounds.items() if at >= round_number - 1}
         if base is not None:

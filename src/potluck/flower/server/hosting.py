@@ -69,7 +69,11 @@ class NodeRefused:
 
 
 def run_app(
-    link: SuperLink, app: Path, run: Path, say: Callable[[str], None]
+    link: SuperLink,
+    app: Path,
+    run: Path,
+    say: Callable[[str], None],
+    tell_of_node: Callable[[str], None] | None = None,
 ) -> Iterator[RoundRecord | Progress | NodeRefused]:
     """Submit an app and yield the rounds as they end, and in between how the run stands and which nodes are refused.
 
@@ -79,7 +83,8 @@ def run_app(
         link: the SuperLink to submit to.
         app: the folder that `write_app` wrote.
         run: the run's folder.
-        say: called with news of registered and revoked nodes, and of what the run waits for.
+        say: called with what the run waits for, and other news of it.
+        tell_of_node: called with news of registered and revoked nodes; by default `say`.
 
     Raises:
         FlowerError: the run failed; says why.
@@ -98,8 +103,10 @@ def run_app(
             if (now := Progress.read(run)) not in (before, None):
                 before, last = now, time.monotonic()
                 yield now
-            for line in (*event.lines, *link.register()):
+            for line in event.lines:
                 say(line)
+            for line in link.register():
+                (tell_of_node or say)(line)
             if event.failure:
                 raise FlowerError(event.failure)
             over = event.over

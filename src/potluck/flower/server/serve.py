@@ -59,6 +59,7 @@ from potluck.flower.wire.classes import told
 from potluck.flower.wire.introduction import Introduction, Network
 from potluck.flower.wire.software import Software, unknown_software
 from potluck.models.initial import file_digest
+from potluck.records import CHECKPOINT, LAST
 
 _OLD_SERVER_ENDS_WITHIN = 90.0  # seconds that Flower's server-app process outlives a SuperLink that was killed
 NODES = "nodes.json"
@@ -91,6 +92,7 @@ def serve(
     Raises:
         NodesMissing: too few nodes joined in time, or so many cannot take part that too few are left.
         ClientFailure: the run ended early; the last checkpoint stands.
+        CheckpointError: the folder cannot be gone on with.
         ConfigError: the experiment cannot be run with these nodes, or its rounds cannot be asynchronous.
         DataError: the server's data cannot be read, or the names of their classes cannot be told.
     """
@@ -99,6 +101,7 @@ def serve(
     folder.mkdir(parents=True, exist_ok=True)
     with holding(folder, _OLD_SERVER_ENDS_WITHIN), _saying(say):
         refused: dict[str, str] = {}
+        _check_whole(folder)
         met = _again(grid, folder / NODES, experiment.run, say) if (folder / NODES).is_file() else None
         name = met.run if met else f"{folder.name}-{secrets.token_hex(4)}"  # unique if the folder is reused
         base = assemble_server(experiment, matched)
@@ -122,6 +125,18 @@ def serve(
         rule = experiment.run.rounds_close.set_aside
         telling = Telling(grid, met.names, name, rule.words if rule else "", refused)
         return execute(run, experiment, folder, telling, *observers)[0]
+
+
+def _check_whole(folder: Path) -> None:
+    """Check that a run which has begun says which node is which client.
+
+    Raises:
+        CheckpointError: it does not, so that its nodes would be met again, in another order perhaps.
+    """
+    if (folder / CHECKPOINT / LAST).is_file() and not (folder / NODES).is_file():
+        raise CheckpointError(
+            f"{folder / NODES} is missing, which says which node is which client; put it back, or copy the folder again"
+        )
 
 
 @dataclass(frozen=True)
