@@ -197,13 +197,9 @@ def test_a_number_that_is_too_large_is_clipped_and_counted():
     assert all(float(tensor.abs().max()) <= 0.125 for tensor in run._state.weights["all"].values())
 
 
-def test_notes_say_that_it_protects_nobody_here():
-    run = Run(FEDAVG, toy_federation(ALIKE), RunConfig(secure_sums=True))
-    try:
-        run.load()
-    finally:
-        run.close()
-    assert any("protects nobody" in note for note in run.notes)
+def test_the_run_says_that_it_protects_nobody_here(caplog):
+    played(rounds=1)
+    assert [one.message for one in caplog.records if "protects nobody" in one.message] == [running._PROTECTS_NOBODY]
 
 
 DEEP = World(clients=6, architectures=2)

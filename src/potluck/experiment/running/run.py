@@ -212,7 +212,6 @@ class Run:
         self.notes += cautions(needs_of(method), name, offer)
         if self._config.attackers is not None:
             self.notes.append(self._config.attackers.told(sorted(self._engine.federation.sites), self._config.seed))
-        self.notes += [_PROTECTS_NOBODY] if self._sums else []
         self.notes += self._config.computing.notes()
         self.notes += filter(None, [self._watch and self._watch.problem])
         self._aside = SetAside(self._config, len(self._engine.federation.sites))
@@ -294,6 +293,8 @@ class Run:
     def _run(self) -> Result:
         for note in (*self.notes, *_one_class(self._engine.federation)):
             log.warning("%s", note)
+        if self._sums:
+            log.warning(_PROTECTS_NOBODY, extra=ON_SCREEN)
         if self._records and self._checkpoints:
             self._checkpoints.prepare()
             self._records.drop_excess()
