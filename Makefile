@@ -47,7 +47,8 @@ sbom: .venv-image/installed .venv-audit/installed
 # Asks PyPI's database of vulnerabilities, so that it needs the network. What it does not know fails, too: of versions
 # such as torch's 2.13.0+cpu it knows what is before the plus.
 audit: .venv-image/installed .venv-audit/installed
-	.venv-image/bin/pip list --format freeze --exclude-editable | sed 's/+.*//' > .venv-image/versions.txt
+	.venv-image/bin/pip list --format freeze --exclude-editable > .venv-image/versions.txt
+	sed -i.bak 's/+.*//' .venv-image/versions.txt
 	.venv-audit/bin/pip-audit --strict --disable-pip --no-deps --requirement .venv-image/versions.txt
 
 clean:
