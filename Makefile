@@ -44,9 +44,12 @@ package: .venv/installed-dev
 sbom: .venv-image/installed .venv-audit/installed
 	.venv-audit/bin/cyclonedx-py environment --pyproject pyproject.toml --output-reproducible --output-file sbom.json .venv-image
 
-# Asks PyPI's database of vulnerabilities, so that it needs the network.
+# Asks PyPI's database of vulnerabilities, so that it needs the network. What it does not know fails, too: of versions
+# such as torch's 2.13.0+cpu it knows what is before the plus.
 audit: .venv-image/installed .venv-audit/installed
-	.venv-audit/bin/pip-audit --skip-editable --path .venv-image/lib/python*/site-packages
+	.venv-image/bin/pip list --format freeze --exclude-editable > .venv-image/versions.txt
+	sed -i.bak 's/+.*//' .venv-image/versions.txt
+	.venv-audit/bin/pip-audit --strict --disable-pip --no-deps --requirement .venv-image/versions.txt
 
 clean:
 	rm -rf .venv .venv-zoo .venv-image .venv-audit docs/_build

@@ -108,6 +108,7 @@ def test_the_image_is_installed_as_what_is_listed_and_audited():
     assert len(listed) == 2
     assert "-c constraints.txt" in listed[0]
     assert "$(subst .venv/,.venv-image/,$(INSTALL))" in listed[1]
+    assert any("pip-audit --strict" in line for line in lines), "what is not known must not count as sound"
     assert any(line.startswith("INSTALL :=") and "-c constraints.txt" in line for line in lines)
     assert any(line.startswith("USER potluck") for line in lines)
 
