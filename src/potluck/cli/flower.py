@@ -135,9 +135,10 @@ def host(
                     report("node")(line)
                 gate = Gate(place, link.address, keys, report("gate"), link.trust, largest)
                 sightings = stack.enter_context(gate).sightings
-                say(f"open at {address}; nodes join by: {_invitation(address, keys)}")
             app = write_app(inner / "app", experiment, run, largest, allow_versions=allow_versions)
             account.begin(start := _start(experiment, run), sightings)
+            if superlink is None:
+                say(f"open at {address}; nodes join by: {_invitation(address, keys)}")
             _follow(run_app(link, app, run, report("run"), report("node")), start, account, log)
         except KeyboardInterrupt:
             say(f"potluck: interrupted; resume with: potluck serve --folder {run}", "ended")
