@@ -145,6 +145,7 @@ def taken(step: Step, name: str, binaries: Path, folder: Path) -> Taken:
     side: Side = getattr(step, name)
     path = f"{binaries}{os.pathsep}{os.environ['PATH']}"
     environment = {**os.environ, "PATH": path, "COLUMNS": "120", "OMP_NUM_THREADS": "1"}
+    known = _children()
     before, begun = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
     outputs: list[str] = []
     status = 0
@@ -155,7 +156,7 @@ def taken(step: Step, name: str, binaries: Path, folder: Path) -> Taken:
         status = done.returncode
         outputs += [f"$ {command}", done.stdout, done.stderr]
     wall = time.perf_counter() - begun
-    _wait_for_all()
+    _wait_for_all_but(known)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     processor = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     return Taken(step.name, name, wall, processor, status, "\n".join(outputs)[-4000:])
@@ -166,10 +167,17 @@ def _adopt() -> None:
     ctypes.CDLL(None).prctl(_SUBREAPER, 1, 0, 0, 0)
 
 
-def _wait_for_all() -> None:
-    with suppress(ChildProcessError):
-        while True:
-            os.wait()
+def _children() -> set[int]:
+    """The processes whose parent this one is."""
+    lists = Path("/proc/self/task").glob("*/children")
+    return {int(number) for listed in lists for number in listed.read_text().split()}
+
+
+def _wait_for_all_but(known: set[int]) -> None:
+    while new := _children() - known:
+        for number in new:
+            with suppress(ChildProcessError):
+                os.waitpid(number, 0)
 
 
 def table(found: Sequence[Taken]) -> str:
