@@ -83,7 +83,7 @@ print((time.process_time() - used) / 3)
 STEPS, TRIES = 16, 5
 """Of one fit, and fits, by which a device's speed is measured, the median; the first fit is left out."""
 SETTLED = 10.0
-"""Seconds after which the programs of a run that has ended take nothing any more."""
+"""Seconds of pause after a run, for its programs to end."""
 
 
 def experiment_of(method: str, rounds: int) -> Experiment:
@@ -204,8 +204,8 @@ def measured(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
         served = ends.enter_context(deployed(place, quotas))
         for repeat, method in product(range(options.repeats), options.methods):
             experiment, name = experiment_of(method, options.rounds), f"{method}-{repeat}"
+            waits = latencies(served, place / f"empty-{name}")  # first, since nodes that begin have work of their own
             before, known = granted(quotas), speeds(quotas, method)
-            waits = latencies(served, place / f"empty-{name}")
             twin = foreseen(experiment, known, waits)
             real = found(carried_out(served, place / name, experiment))
             least = [min(pair) for pair in zip(before, granted(quotas), strict=True)]

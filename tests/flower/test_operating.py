@@ -66,6 +66,14 @@ class Server:
         with urlopen(f"http://{self.page}{path}", timeout=30) as reply:
             return reply.read().decode()
 
+    def shows(self, words):
+        """Wait for words on the page, which may be a second old; return it."""
+        deadline = time.monotonic() + 10
+        while words not in (page := self.get()):
+            assert time.monotonic() < deadline, (words, page)
+            time.sleep(0.2)
+        return page
+
     def states(self):
         """By node, what it is."""
         families = text_string_to_metric_families(self.get("/metrics"))
@@ -121,9 +129,7 @@ def test_the_page_and_the_terminals_say_what_becomes_of_each_node(server):
     server.leave("b")
     server.until(b="away")
     server.said.until("waits: 2 of 3 clients are there, and 3 are needed; missing: b (client 1)")
-    page = server.get()
-    assert "has left" in page
-    assert "waits: 2 of 3 clients are there" in page
+    assert "has left" in server.shows("waits: 2 of 3 clients are there")
     server.go_on("run.rounds_close={quorum=2, deadline_s=30, set_aside={late=2, of=2, rest=3}}")
     server.said.until("continuing without b, which may come later")
     server.until(b="never seen")
@@ -135,9 +141,7 @@ def test_the_page_and_the_terminals_say_what_becomes_of_each_node(server):
     try:
         aside = server.said.until("client 2 is set aside for rounds ")
         server.until(c="set aside")
-        page = server.get()
-        assert "is not drawn up to round" in page
-        assert "is still at work on a job that was given up" in page
+        assert "is not drawn up to round" in server.shows("is still at work on a job that was given up")
         server.join("e")
         told = server.heard["e"].until("takes no part")
         assert told.endswith("says the server: the run began without it; it may take part in the next one")
