@@ -3,7 +3,7 @@
 Every executor and every node runs clients through here, so that a client behaves the same everywhere.
 """
 
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Hashable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial, reduce
 from typing import Any, Literal
@@ -26,7 +26,8 @@ from potluck.core.nets.weights import frozen_of, load, tensors_of, weights_of
 from potluck.core.requests.examples import Examples
 from potluck.core.requests.fit import Fit, Request
 from potluck.core.requests.inference import predictions
-from potluck.core.roles import Client, Failure
+from potluck.core.roles import Client, Failure, Server
+from potluck.core.summed import ToSum
 from potluck.core.tasks.task import Sums, added
 from potluck.engine.client.costs import Costs
 from potluck.engine.client.modules import ModulePool
@@ -94,6 +95,7 @@ class ClientRuntime:
         self.computing = computing
         self.costs = Costs(computing)
         self._modules = ModulePool(self.build)
+        self._known: dict[Hashable, Any] = {}
 
     def execute(self, job: Job) -> Outcome:
         """Carry out a call or an evaluation."""
@@ -140,6 +142,26 @@ class ClientRuntime:
     def full_name(self, handler: str) -> str:
         """A handler's name with its method's."""
         return full_name(self._method, handler)
+
+    def summed(self, call: Call, reply: Message) -> ToSum:
+        """What of a reply to a call the server needs sums of alone, by what the client knows."""
+        member = self._federation.roster[call.client]
+        key = fold_in(self._seed, "summed", call.round)
+        server = Server(
+            roster={call.client: member},
+            rng=key.generator(),
+            public=self._federation.public,
+            num_classes=self._federation.num_classes,
+            input_shape=self._federation.input_shape,
+            criterion=self._federation.criterion,
+            _build=self.build,
+            _carry_out=self.carry_out,
+            _key=key,
+            _module=self.module,
+            round=call.round,
+            _known=self._known,
+        )
+        return self._method.summed(call.handler, member, Message.decode(call.payload), reply, server)
 
     def evaluate(self, request: EvalRequest) -> EvalResult:
         """Evaluate the client's inference model."""
