@@ -185,10 +185,6 @@ def assemble_server(experiment: Experiment, matched: MatchedClasses | None = Non
         )
     if experiment.run.attackers is not None:
         raise ConfigError("run.attackers: expected none with clients on other machines; leave it out")
-    if experiment.run.secure_sums is not None:
-        raise ConfigError(
-            "run.secure_sums: expected none with clients on other machines, which do not sum yet; leave it out"
-        )
     matched = matched or common_classes(experiment)
     public, test = common_of(experiment, matched)
     architectures, server_architecture = architectures_of(experiment, matched.width, matched.common.input_shape)

@@ -1,13 +1,14 @@
-"""Secure sums in a run whose clients are all on this machine.
+"""Secure sums in a run: what is summed of clients' replies, and what the server gets instead.
 
-They do to the run what they would do between machines, and cost what they would cost there. They protect nobody: the
-one process has all clients' replies in its memory.
+Where all clients are on this machine, their halves and the server's are carried out together: that does to the run what
+sums between machines do, and costs what they cost. It protects nobody: the one process has all clients' replies in its
+memory. Between machines (`potluck.flower.server.sums`) the server has of a reply what its client did not keep back.
 """
 
 import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import fields, is_dataclass, replace
-from typing import Any
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -20,18 +21,19 @@ from potluck.core.message import Message
 from potluck.core.method import Method
 from potluck.core.nets.slicing import Indices
 from potluck.core.nets.weights import Weights
-from potluck.core.roles import Server
-from potluck.core.schema import Kind, Path, Schema
-from potluck.core.summed import ToSum, blank
+from potluck.core.roles import Failure, Server
+from potluck.core.schema import Kind, Schema
+from potluck.core.summed import ToSum, blank, put, tensor_at
 from potluck.engine.rounds.asynchrony.asking import first_ask
 from potluck.engine.rounds.engine import Engine
 from potluck.engine.rounds.report import SumsReport
-from potluck.engine.rounds.sums import SECURE_SUMS, Disclosed
+from potluck.engine.rounds.sums import SECURE_SUMS, Disclosed, Exchanged
 from potluck.experiment.settings.schema import RunConfig
 from potluck.experiment.settings.secure import SecureRule
 from potluck.parts.means import Aggregate
 from potluck.secure.agreement import LARGEST_COHORT, Agreement
 from potluck.secure.coverage import CoordinateBlock, Coverage, Summand, TensorPiece, piece_at
+from potluck.secure.fixed import FixedPoint
 from potluck.secure.together import Addend, SecureCourse, new_identities, public_keys, summed_together
 
 log = logging.getLogger(__name__)
@@ -40,27 +42,94 @@ _ROUNDS = range(1, 9)  # in which it is tried whether clients have the same part
 _NAMED = 3  # tensors, or clients, in a line
 
 
-class SumsHere:
-    """Carries out the secure sums of a run's exchanges, clients' halves and the server's.
+@dataclass(frozen=True)
+class Addition:
+    """The sums of an exchange.
+
+    Attributes:
+        round: of the exchange.
+        exchange: its number within the round.
+        coverage: the tensors, and who covers what.
+        numbers: how they are rounded.
+        least: the least number of clients whose numbers are summed.
+        addends: what each client adds; of clients on other machines only the form counts.
+        left: clients that have failed, and add nothing.
+    """
+
+    round: int
+    exchange: int
+    coverage: Coverage
+    numbers: FixedPoint
+    least: int
+    addends: Mapping[ClientId, Addend]
+    left: Collection[ClientId]
+
+
+class Adding(Protocol):
+    """Carries out the sums of exchanges.
+
+    Attributes:
+        includes_failed: whether clients that have failed are asked for sums too, and leave.
+        warning: what whoever runs this should know of it.
+    """
+
+    includes_failed: bool
+    warning: str
+
+    def __call__(self, addition: Addition) -> SecureCourse:
+        """The sums, or why there are none."""
+        ...
+
+
+class AddingHere:
+    """Carries out all halves in this process; see `Adding`. Whoever has failed leaves before it sends numbers."""
+
+    includes_failed = True
+    warning = (
+        f"{_AT}: all clients are on this machine, which sees their replies: it shows what sums do to the run and what"
+        " they cost, and protects nobody"
+    )
+
+    def __init__(self) -> None:
+        self._identities = new_identities(())
+        self._exchanges = 0
+
+    def __call__(self, addition: Addition) -> SecureCourse:
+        """See `Adding`."""
+        self._exchanges += 1
+        clients = addition.coverage.kinds
+        self._identities.update(new_identities(clients.keys() - self._identities.keys()))
+        keys = public_keys({client: self._identities[client] for client in clients})
+        try:
+            agreement = Agreement("here", self._exchanges, keys, addition.coverage, addition.numbers, addition.least)
+        except ConfigError as error:
+            return SecureCourse(refusal=str(error))
+        return summed_together(agreement, self._identities, addition.addends, addition.left)
+
+
+class ReplySums:
+    """Makes of the replies of a run's exchanges what a server gets that is to learn sums alone.
 
     Args:
         method: says what of its replies is summed.
-        federation: all its clients are here.
+        federation: its clients.
         rule: by which numbers are summed.
+        adding: carries out the sums.
 
     Raises:
         ConfigError: the method needs single replies.
     """
 
-    def __init__(self, method: Method[Any], federation: Federation, rule: SecureRule) -> None:
-        self._method, self._roster, self._rule = method, federation.roster, rule
+    def __init__(self, method: Method[Any], federation: Federation, rule: SecureRule, adding: Adding) -> None:
+        self._method, self._roster, self._rule, self._adding = method, federation.roster, rule, adding
         self._numbers = rule.numbers(max(1, *(federation.outline(client).train for client in federation.sites)))
-        self._identities = new_identities(())
-        self._exchanges = 0
         self._said = False
-        name = type(method).__name__
-        if why := method.needs_single_replies or next(_why_rules_need_more(method), ""):
-            raise ConfigError(f"{_AT}: {name} needs single replies: {why}; expected none with it: leave it out")
+        check_sums_suffice(method)
+
+    @property
+    def warning(self) -> str:
+        """What whoever runs this should know of it."""
+        return self._adding.warning
 
     def check(self, engine: Engine, state: Any, config: RunConfig) -> None:
         """Check that sums can be had of all tensors of which the method needs them, before anything trains.
@@ -110,51 +179,36 @@ class SumsHere:
             found[client] = self._of_nothing(name, client, messages[client], kind, engine.server(number))
         return found
 
-    def __call__(
-        self,
-        handler: str,
-        replies: Mapping[ClientId, Message],
-        failed: Collection[ClientId],
-        messages: Mapping[ClientId, Message],
-        expected: Mapping[ClientId, Kind],
-        server: Server,
-        report: SumsReport,
-    ) -> Disclosed:
+    def __call__(self, exchanged: Exchanged) -> Disclosed:
         """See `potluck.engine.rounds.sums.SumsReplies`."""
-        found = {
-            client: self._of(handler, client, messages[client], reply, server) for client, reply in replies.items()
+        handler, replies, messages, place = exchanged.handler, exchanged.replies, exchanged.messages, exchanged.place
+        found = {one: self._of(handler, one, messages[one], reply, place.server) for one, reply in replies.items()}
+        gone = {
+            one: self._of_nothing(handler, one, messages[one], exchanged.expected[one], place.server)
+            for one in (exchanged.failed if self._adding.includes_failed else ())
         }
-        gone = {one: self._of_nothing(handler, one, messages[one], expected[one], server) for one in failed}
         everybody = dict(sorted({**found, **gone}.items()))
         coverage = _coverage(everybody)
         if not coverage.size:
             return Disclosed(replies)
-        course = self._course(coverage, {client: _addend(replies[client], one) for client, one in found.items()}, gone)
-        _count(course, report)
-        self._tell(course, server.round)
+        addends = {client: _addend(replies[client], one) for client, one in found.items()}
+        where = place.round, place.exchange
+        course = self._adding(Addition(*where, coverage, self._numbers, self._rule.least, addends, gone))
+        if place.report.secure is not None:
+            _count(course, place.report.secure)
+        self._tell(course, place.round)
         clear = {} if course.refusal else {client: _in_the_clear(replies[client], one) for client, one in found.items()}
         told = {client: {**clear.get(client, {}), SECURE_SUMS: course.bytes_up[client]} for client in everybody}
         if course.sums is None:
-            return Disclosed({}, course.refusal, course.bytes_down, told)
+            return Disclosed({}, {}, course.refusal, course.bytes_down, told)
         unknown = {
             name: torch.full(one.shape, torch.nan, dtype=torch.float64) for name, one in coverage.summands.items()
         }
         means = course.sums.means(unknown)
-        with_means = {client: _with_means(replies[client], one, means) for client, one in found.items()}
-        return Disclosed(with_means, "", course.bytes_down, told)
-
-    def _course(
-        self, coverage: Coverage, addends: Mapping[ClientId, Addend], left: Collection[ClientId]
-    ) -> SecureCourse:
-        """Sum what is there; without enough clients for it, nothing."""
-        self._exchanges += 1
-        self._identities.update(new_identities(coverage.kinds.keys() - self._identities.keys()))
-        keys = public_keys({client: self._identities[client] for client in coverage.kinds})
-        try:
-            agreement = Agreement("here", self._exchanges, keys, coverage, self._numbers, self._rule.least)
-        except ConfigError as error:
-            return SecureCourse(refusal=str(error))
-        return summed_together(agreement, self._identities, addends, left)
+        summed = {client: one for client, one in found.items() if client in course.sums.survivors}
+        with_means = {client: _with_means(replies[client], one, means) for client, one in summed.items()}
+        left = {client: _why_left(client, course) for client in found.keys() - summed.keys()}
+        return Disclosed(with_means, left, "", course.bytes_down, told)
 
     def _of(self, handler: str, client: ClientId, message: Message, reply: Message, server: Server) -> ToSum:
         """What is summed of a reply, by what the client knows."""
@@ -188,6 +242,22 @@ def pieces_of(found: Mapping[ClientId, ToSum]) -> dict[ClientId, dict[str, Tenso
     }
 
 
+def check_sums_suffice(method: Method[Any]) -> None:
+    """Check that a method needs nothing of single replies but what its clients tell anyway.
+
+    Raises:
+        ConfigError: it does.
+    """
+    if why := method.needs_single_replies or next(_why_rules_need_more(method), ""):
+        name = type(method).__name__
+        raise ConfigError(f"{_AT}: {name} needs single replies: {why}; expected none with it: leave it out")
+
+
+def addition_of(client: ClientId, reply: Message, of: ToSum) -> tuple[Coverage, Addend]:
+    """What one client covers and adds, by its own account."""
+    return _coverage({client: of}), _addend(reply, of)
+
+
 def _why_rules_need_more(settings: Any) -> Iterator[str]:
     """Why the rules by which a method makes means need more than sums."""
     for spec in fields(settings):
@@ -219,7 +289,7 @@ def _addend(reply: Message, of: ToSum) -> Addend:
     for path, one in of.tensors.items():
         if one.place is None:
             continue
-        tensor = _entry(reply, path)
+        tensor = tensor_at(reply, path)
         values[one.name] = tensor if one.at is None else tensor[_product(one.at, tensor.shape)]
         if one.rows is not None:
             rows[one.name] = one.rows
@@ -231,7 +301,7 @@ def _with_means(reply: Message, of: ToSum, means: Mapping[str, Tensor]) -> Messa
     entries = {name: dict(value) if isinstance(value, Mapping) else value for name, value in reply.items()}
     left: dict[str, Any] = {}
     for path, one in of.tensors.items():
-        own = _entry(reply, path)
+        own = tensor_at(reply, path)
         value = torch.full(own.shape, torch.nan, dtype=torch.float64)
         if one.place is not None:
             at = tuple(slice(0, size) for size in own.shape) if one.at is None else one.at
@@ -242,7 +312,7 @@ def _with_means(reply: Message, of: ToSum, means: Mapping[str, Tensor]) -> Messa
         else:
             value = value.nan_to_num().to(own.dtype)
             left.update(one.keep(value, summed))
-        _put(entries, path, value)
+        put(entries, path, value)
     return Message(**{**entries, **left})
 
 
@@ -250,31 +320,20 @@ def _in_the_clear(reply: Message, of: ToSum) -> dict[str, int]:
     """Payload bytes of each entry without the tensors of which only sums are told."""
     sizes = reply.sizes()
     for path in of.tensors:
-        tensor = _entry(reply, path)
+        tensor = tensor_at(reply, path)
         sizes[path[0]] -= tensor.numel() * tensor.element_size()
     return {name: size for name, size in sizes.items() if size}
-
-
-def _entry(reply: Message, path: Path) -> Tensor:
-    found: Any = reply
-    for name in path:
-        found = found[name]
-    return found
-
-
-def _put(entries: dict[str, Any], path: Path, value: Tensor) -> None:
-    """Put a value where these names lead, into dicts that are copied on the way."""
-    *outer, last = path
-    for name in outer:
-        entries[name] = dict(entries[name])
-        entries = entries[name]
-    entries[last] = value
 
 
 def _product(place: Indices, shape: Sequence[int]) -> tuple[Tensor, ...]:
     """What indexes a tensor of this shape at the product of these positions."""
     listed = [torch.arange(size)[index] for index, size in zip(place, shape, strict=True)]
     return tuple(index.view(-1, *[1] * (len(listed) - 1 - axis)) for axis, index in enumerate(listed))
+
+
+def _why_left(client: ClientId, course: SecureCourse) -> Failure:
+    """Why the numbers of a client that has replied are in no sum."""
+    return course.failures.get(client) or Failure(client, SECURE_SUMS, "it was not there when this was summed")
 
 
 def _count(course: SecureCourse, report: SumsReport) -> None:
