@@ -15,6 +15,7 @@ from potluck.core.ground.errors import ConfigError
 from potluck.core.roles import ClientFailure
 from potluck.experiment.federation.assemble import assemble
 from potluck.experiment.running.execute import execute, prepare
+from potluck.experiment.running.run import Run
 from potluck.experiment.settings.resolve import resolve
 from potluck.flower import JOB
 from potluck.flower.node.config import NodeConfig
@@ -202,8 +203,6 @@ def units_learnt(tree):
             return state
 
     experiment = resolve({**tree, "run": {**tree["run"], "secure_sums": False}})
-    from potluck.experiment.running.run import Run
-
     Run(Listening(training=experiment.method.training), assemble(experiment).federation, experiment.run).run()
     return {
         int(unit) % 2**64
@@ -315,7 +314,7 @@ def test_a_node_whose_owner_lists_peers_sums_with_these_and_takes_part_in_nothin
     wary = Nodes(tmp_path, 4, peers=some)
     tree = experiment_of(rounds=1, run={**SEVEN, "lost_rounds": 1})
     (record,) = rounds_of(lost(wary, tree, tmp_path / "wary"))
-    assert re.search(r"0 of 4 clients sent keys, .* not among the peers of this client's owner: \d", record["lost"])
+    assert re.search(r"\d of 4 clients sent keys, .* not among the peers of this client's owner: \d", record["lost"])
 
 
 def lost(nodes, tree, folder):

@@ -164,7 +164,7 @@ class SumsStep:
         record: none; a step changes no state.
         round: of the exchange.
         exchange: its number within the round.
-        step: from 0, see `potluck.secure.steps.ANSWERS`.
+        step: from 0, see `potluck.secure.ANSWERS`.
     """
 
     client: ClientId
