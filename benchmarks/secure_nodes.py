@@ -175,7 +175,7 @@ def lines(path: Path) -> list[dict[str, Any]]:
 
 def seconds(run: Path) -> float:
     """Of a round, the mean of both."""
-    return mean(float(record["seconds"]) for record in lines(run / TIMINGS))
+    return mean(float(record["seconds_total"]) for record in lines(run / TIMINGS))
 
 
 def measured(place: Path, sites: Sequence[Site], address: str, name: str) -> dict[str, Any]:

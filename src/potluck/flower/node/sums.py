@@ -21,6 +21,8 @@ from potluck.secure.client import SecureClient
 from potluck.secure.coverage import Coverage
 from potluck.secure.together import Addend, answered
 
+_MOST_KEPT = 16  # exchanges of a round; methods have up to three
+
 
 @dataclass(frozen=True)
 class Trust:
@@ -84,8 +86,10 @@ class NodeSums:
         of = self._host.summed(call, reply)
         told, withheld = kept_back(reply, of)
         answer = replace(answer, payload=told.encode(), withheld=withheld)
-        self._kept = {place: one for place, one in self._kept.items() if place[0] == call.round}
-        self._kept[_place_of(call)] = _Kept(_asked(call), answer, *addition_of(self._client, reply, of))
+        place = _place_of(call)
+        same = [one for one in self._kept if one[0] == call.round and one != place][-_MOST_KEPT + 1 :]
+        self._kept = {one: self._kept[one] for one in same}
+        self._kept[place] = _Kept(_asked(call), answer, *addition_of(self._client, reply, of))
         return answer
 
     def answer(self, step: SumsStep) -> Answer:
@@ -132,14 +136,16 @@ def _check_own(said: Coverage, own: Coverage, client: ClientId) -> None:
 
 
 def _place_of(call: Call) -> tuple[int, int]:
-    """The round and the exchange of a call.
+    """The round and the exchange of a call, whose draws are those of no other: no round is summed twice.
 
     Raises:
-        WireError: it does not say.
+        WireError: it does not say, or its draws are another's.
     """
-    exchange = call.key.path[3]
-    if not isinstance(exchange, int) or not 0 <= exchange < MOST_EXCHANGES:
-        raise WireError(f"not a job of Potluck's: key.3: expected the number of an exchange, found {exchange!r:.40}")
+    _, *named, exchange, client = call.key.path
+    if named != ["client", call.round] or client != call.client or not isinstance(exchange, int):
+        raise WireError(f"not a job of Potluck's: key: expected one of round {call.round} and of client {call.client}")
+    if not 0 <= exchange < MOST_EXCHANGES:
+        raise WireError(f"not a job of Potluck's: key: found exchange {exchange}; expected less than {MOST_EXCHANGES}")
     return call.round, exchange
 
 
