@@ -155,7 +155,7 @@ def in_the_open(run: Path, records: Sequence[Mapping[str, Any]]) -> str:
     """The digest of the same run in this process, of which the same clients fail."""
     experiment, here = resolve(read_toml(run / CONFIG)), run.with_name(f"{run.name}-here")
     here.mkdir()
-    failed = {record["round"]: {int(client) for client in record["failed"]} for record in records}
+    failed = {record["round"]: {int(client) for client in record.get("failed", {})} for record in records}
     choice = ChosenExecutor(Leaving(failed), "sequential", 1, "")
     execute(prepare(experiment, assemble(experiment), here, choice), experiment, here)
     return digest_of(here)
@@ -184,11 +184,11 @@ def measured(place: Path, sites: Sequence[Site], address: str, name: str) -> dic
     records = lines(run / ROUNDS)
     clear = served(place, sites, address, name, False)
     second = records[1]
-    why = {client: re.sub(r"\s+", " ", reason)[:90] for client, reason in second["failed"].items()}
+    why = {client: re.sub(r"\s+", " ", reason)[:90] for client, reason in second.get("failed", {}).items()}
     return {
         "method": name,
         "equal": digest_of(run) == in_the_open(run, records),
-        "lost": [record["lost"] for record in records],
+        "lost": [record.get("lost") for record in records],
         "left": why,
         "summed": second["secure"]["summed"],
         "seconds": seconds(run),
