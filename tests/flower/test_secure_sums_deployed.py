@@ -37,73 +37,65 @@ if os.environ.get("WICKED"):
 
     from potluck.core.message import Message
     from potluck.flower.server import sums
+    from potluck.flower.wire.schemas import sums_number
     from potluck.secure.coverage import Coverage
     from potluck.secure.server import SecureServer
     from potluck.secure.steps import ids
 
-    what, agreed = os.environ["WICKED"], []
-    begin, asked, request = SecureServer.__init__, SecureServer.asked, SecureServer.request
-    adding = sums.AddingOverNodes.__call__
-    own = Ed25519PrivateKey.generate().public_key().public_bytes_raw()
+    own, agreed = Ed25519PrivateKey.generate().public_key().public_bytes_raw(), {}
+    begin, asked, request, check = (vars(SecureServer)[name] for name in ("__init__", "asked", "request", "_check"))
+    add = sums.AddingOverNodes.__call__
 
-    def swapped(server, agreement):
-        begin(server, replace(agreement, keys={**agreement.keys, 0: own}))
+    def round_of(agreement):
+        return agreement.round // sums_number(1, 0)
 
-    def invented(server, agreement):
-        of = agreement.coverage
-        more = Coverage(of.summands, of.pieces, {**of.kinds, 99: 0})
-        begin(server, replace(agreement, keys={**agreement.keys, 99: own}, coverage=more))
-
-    def noted(server, agreement):
-        agreed.append(agreement)
+    def begun(server, agreement):
+        """It swaps a key, and invents a node."""
+        of, number = agreement.coverage, round_of(agreement)
+        if number == 1:
+            agreement = replace(agreement, keys={**agreement.keys, 0: own})
+        if number == 2:
+            more = Coverage(of.summands, of.pieces, {**of.kinds, 99: 0})
+            agreement = replace(agreement, keys={**agreement.keys, 99: own}, coverage=more)
+        agreed[number] = agreement
         begin(server, agreement)
 
     def telling(server, client):
-        listed = ids({0, 2, 3} if client == 0 else {0, 1, 2, 3})
-        return Message(clients=listed).encode() if server.step == 3 else request(server, client)
+        """It names different survivors to different nodes."""
+        if round_of(server.agreement) == 3 and server.step == 3:
+            return Message(clients=ids({0, 2, 3} if client == 0 else {0, 1, 2, 3})).encode()
+        return request(server, client)
 
-    def asking_more(step, payload):
-        """After the sums, as all clients know them, a step again, with another request."""
+    def checking(server, *arguments):
+        if round_of(server.agreement) != 3:
+            check(server, *arguments)
 
-        def called(self, addition):
-            course, where = adding(self, addition), (addition.round, addition.exchange, step)
-            jobs = [sums.SumsStep(client, payload(), *where) for client in addition.coverage.kinds]
-            list(self._executor.steps([sums.Asked(lambda job=job: job, 2**20) for job in jobs], 1))
-            return course
+    def adding(self, addition):
+        """After the sums, it asks for both secrets of a node, by other survivors, and repeats the round."""
+        course = add(self, addition)
+        if addition.round == 4:
+            ask(self, addition, 3, Message(clients=ids({0, 2, 3})).encode())
+        if addition.round == 5:
+            ask(self, addition, 0, replace(agreed[5], least=4).encode())
+        return course
 
-        return called
+    def ask(self, addition, step, payload):
+        where = addition.round, addition.exchange, step
+        jobs = [sums.SumsStep(client, payload, *where) for client in addition.coverage.kinds]
+        list(self._executor.steps([sums.Asked(lambda job=job: job, 2**20) for job in jobs], 1))
 
-    if what == "swaps a key":
-        SecureServer.__init__ = swapped
-    if what == "invents a node":
-        SecureServer.__init__ = invented
-        SecureServer.asked = property(lambda server: tuple({*asked.fget(server)} - {99}))
-    if what == "names different survivors":
-        SecureServer.request, SecureServer._check = telling, lambda *arguments: None
-    if what == "asks for both secrets":
-        sums.AddingOverNodes.__call__ = asking_more(3, lambda: Message(clients=ids({0, 2, 3})).encode())
-    if what == "repeats a round":
-        SecureServer.__init__ = noted
-        sums.AddingOverNodes.__call__ = asking_more(0, lambda: replace(agreed[0], least=4).encode())
+    SecureServer.__init__, SecureServer.request, SecureServer._check = begun, telling, checking
+    SecureServer.asked = property(lambda server: tuple(one for one in asked.fget(server) if one != 99))
+    sums.AddingOverNodes.__call__ = adding
 '''
-REFUSED = {
-    "swaps a key": r"keys\): SecureRefusal: clients whose keys are not among the peers of this client's owner: 0$",
-    "invents a node": r"keys\): SecureRefusal: clients whose keys are not among the peers of this client's owner: 99$",
-    "names different survivors": r"shares\): SecureRefusal: .*signature is not its own, or of something else$",
-    "asks for both secrets": r"signature\): SecureRefusal: it was asked for its signature again, and for others",
-    "repeats a round": r"keys\): SecureRefusal: found a step of other sums than those that this node takes part in$",
-}
-
-
-@contextmanager
-def wicked(deployment, monkeypatch, what):
-    place = deployment.place / "wicked"
-    place.mkdir(exist_ok=True)
-    (place / "sitecustomize.py").write_text(WICKED)
-    with monkeypatch.context() as then:
-        then.setenv("PYTHONPATH", str(place), prepend=":")
-        then.setenv("WICKED", what)
-        yield
+REFUSED = [
+    r"keys\): SecureRefusal: clients whose keys are not among the peers of this client's owner: 0$",
+    r"keys\): SecureRefusal: clients whose keys are not among the peers of this client's owner: 99$",
+    r"shares\): SecureRefusal: .*signature is not its own, or of something else$",
+    r"signature\): SecureRefusal: it was asked for its signature again, and for others",
+    r"keys\): SecureRefusal: found a step of other sums than those that this node takes part in$",
+]
+"""What a node says of each round of the wicked server's."""
 
 
 def peers_of(deployment):
@@ -122,28 +114,49 @@ def test_real_nodes_sum_securely_and_refuse_a_server_that_does_not_keep_to_it(de
     (deployment.place / "f.toml").write_text(tomli_w.dumps(TREE))
     deployment.keys(*(word for name in SITES for word in ("--node", name)))
     peers_of(deployment)
-    deployment.serve("run")
-    deployment.hears("server", "nodes join by")
     for name in SITES:
         deployment.carry(name)
-        deployment.join(name, None, "--peers", "peers.txt")
-    ended(deployment)
+    with joined(deployment, SITES):
+        deployment.serve("run")
+        assert ended(deployment) == 0
     the_bytes_are_those_of_a_run_in_one_process(deployment)
-    for what, pattern in REFUSED.items():
-        since = {name: len(deployment.lines(name)) for name in SITES}
-        with wicked(deployment, monkeypatch, what):
-            deployment.serve(what.replace(" ", "-"), "run.rounds=1")
-        ended(deployment)
-        refusing = {
-            name for name in SITES if any(re.search(pattern, line) for line in refusals(deployment, name, since))
-        }
-        assert refusing >= ({"ward-1"} if "survivors" in what else {*SITES[1:]}), (what, deployment.lines("ward-2"))
+    a_wicked_server_is_refused(deployment, monkeypatch)
     a_run_without_sums_is_refused(deployment)
     heard = deployment.heard
     assert [line for line in shown() if numbers_apart(line) not in heard] == []
 
 
-def ended(deployment, within=240):
+@contextmanager
+def joined(deployment, names):
+    """Nodes are there inside the block; those of another server would look for it for a while before they come back."""
+    for name in names:
+        deployment.join(name, None, "--peers", "peers.txt")
+    yield
+    for name in names:
+        deployment.end(name)
+
+
+def a_wicked_server_is_refused(deployment, monkeypatch):
+    place = deployment.place / "wicked"
+    place.mkdir()
+    (place / "sitecustomize.py").write_text(WICKED)
+    since = {name: len(deployment.lines(name)) for name in SITES}
+    with joined(deployment, SITES):
+        with monkeypatch.context() as then:
+            then.setenv("PYTHONPATH", str(place), prepend=":")
+            then.setenv("WICKED", "1")
+            deployment.serve("wicked-run", "run.rounds=5", "run.lost_rounds=9")
+        assert ended(deployment) == 0
+    assert [record.get("lost") is None for record in rounds_of(deployment.place / "wicked-run")] == [False] * 3 + [
+        True
+    ] * 2
+    for name in SITES[1:]:  # the first one's own key was swapped, which it says in other words
+        said = refusals(deployment, name, since)
+        assert [re.search(pattern, line) is not None for pattern, line in zip(REFUSED, said, strict=True)] == [True] * 5
+    assert "the agreement has another key for client 0 than its own" in refusals(deployment, SITES[0], since)[0]
+
+
+def ended(deployment, within=400):
     return deployment.running.pop("server").wait(within)
 
 
@@ -169,11 +182,11 @@ def the_bytes_are_those_of_a_run_in_one_process(deployment):
 
 
 def a_run_without_sums_is_refused(deployment):
-    since = {name: len(deployment.lines(name)) for name in SITES}
-    deployment.serve("clear", "run.rounds=1", "run.secure_sums=false", "run.rounds_close.patience_s=5")
-    ended(deployment)
-    for name in SITES:
-        assert any("without run.secure_sums" in line for line in refusals(deployment, name, since))
+    since = {name: len(deployment.lines(name)) for name in SITES[:1]}
+    with joined(deployment, SITES[:1]):
+        deployment.serve("clear", "run.rounds=1", "run.secure_sums=false", "run.rounds_close.deadline_s=5")
+        assert ended(deployment) != 0
+    assert any("without run.secure_sums" in line for line in refusals(deployment, SITES[0], since))
 
 
 def shown():
