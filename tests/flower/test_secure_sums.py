@@ -19,7 +19,7 @@ from potluck.experiment.running.run import Run
 from potluck.experiment.settings.resolve import resolve
 from potluck.flower import JOB
 from potluck.flower.node.config import NodeConfig
-from potluck.flower.node.peers import SUMS_KEY, identity_in, line_of, public_text, read_peers
+from potluck.flower.node.peers import SUMS_KEY, identity_in, peer_line, public_text, read_peers
 from potluck.flower.node.service import NodeService
 from potluck.flower.server.nodes import NodesMissing
 from potluck.flower.server.serve import serve
@@ -304,7 +304,7 @@ def test_a_step_of_another_run_or_about_other_numbers_is_refused(over):
 
 
 def test_a_node_whose_owner_lists_peers_sums_with_these_and_takes_part_in_nothing_else(tmp_path):
-    lines = [line_of(f"site-{n}", tmp_path / f"node{n}") for n in range(4)]
+    lines = [peer_line(f"site-{n}", tmp_path / f"node{n}") for n in range(4)]
     everybody, some = tmp_path / "all.txt", tmp_path / "some.txt"
     everybody.write_text("# of the four sites\n" + "\n".join(lines) + "\n")
     some.write_text("\n".join(lines[:3]))
@@ -389,8 +389,8 @@ def test_a_list_of_peers_that_is_none_is_refused_in_a_line(lines, said, tmp_path
 
 
 def test_a_nodes_key_is_made_once_and_is_its_own(tmp_path):
-    line = line_of("site-a", tmp_path)
-    assert line == line_of("site-a", tmp_path) == f"site-a {public_text(identity_in(tmp_path))}"
+    line = peer_line("site-a", tmp_path)
+    assert line == peer_line("site-a", tmp_path) == f"site-a {public_text(identity_in(tmp_path))}"
     path = tmp_path / SUMS_KEY
     assert path.stat().st_mode & 0o777 == 0o600
     assert (
@@ -405,4 +405,4 @@ def test_a_nodes_key_is_made_once_and_is_its_own(tmp_path):
     with pytest.raises(ConfigError, match="found 5 bytes"):
         identity_in(tmp_path)
     with pytest.raises(ConfigError, match="without spaces"):
-        line_of("site a", tmp_path)
+        peer_line("site a", tmp_path)

@@ -88,7 +88,7 @@ def kept_back(reply: Message, of: ToSum) -> tuple[Message, tuple[Withheld, ...]]
     entries, found = dict(reply), list[Withheld]()
     for path in of.tensors:
         own = tensor_at(reply, path)
-        put(entries, path, own.new_empty(0))
+        put_at(entries, path, own.new_empty(0))
         found.append(Withheld(path, tuple(own.shape)))
     return Message(**entries), tuple(found)
 
@@ -111,7 +111,7 @@ def with_stand_ins(reply: Message, withheld: Sequence[Withheld], expected: Kind,
         left -= math.prod(one.shape) * own.element_size()
         if own.numel() or not own.is_floating_point() or left < 0:
             raise Misfit(f"what it keeps back at {'.'.join(one.path)!r:.80} is no tensor that its reply may hold")
-        put(entries, one.path, _stand_in(_kind_at(expected, one.path), own.new_zeros(()).expand(one.shape)))
+        put_at(entries, one.path, _stand_in(_kind_at(expected, one.path), own.new_zeros(()).expand(one.shape)))
     return Message(**entries)
 
 
@@ -129,7 +129,7 @@ def tensor_at(reply: Message, path: Path) -> Tensor:
     return found
 
 
-def put(entries: dict[str, Any], path: Path, value: Tensor) -> None:
+def put_at(entries: dict[str, Any], path: Path, value: Tensor) -> None:
     """Put a value where these names lead, into dicts that are copied on the way."""
     *outer, last = path
     for name in outer:

@@ -224,9 +224,9 @@ def peer(
     from potluck.cli.flower import require_flower
 
     require_flower()
-    from potluck.flower.node.peers import line_of
+    from potluck.flower.node.peers import peer_line
 
-    typer.echo(line_of(name, state))
+    typer.echo(peer_line(name, state))
 
 
 def _trusted(keys: Path | None, insecure: bool) -> Path | None:

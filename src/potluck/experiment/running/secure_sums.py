@@ -23,7 +23,7 @@ from potluck.core.nets.slicing import Indices
 from potluck.core.nets.weights import Weights
 from potluck.core.roles import Failure, Server
 from potluck.core.schema import Kind, Schema
-from potluck.core.summed import ToSum, blank, put, tensor_at
+from potluck.core.summed import ToSum, blank, put_at, tensor_at
 from potluck.engine.rounds.asynchrony.asking import first_ask
 from potluck.engine.rounds.engine import Engine
 from potluck.engine.rounds.report import SumsReport
@@ -312,7 +312,7 @@ def _with_means(reply: Message, of: ToSum, means: Mapping[str, Tensor]) -> Messa
         else:
             value = value.nan_to_num().to(own.dtype)
             left.update(one.keep(value, summed))
-        put(entries, path, value)
+        put_at(entries, path, value)
     return Message(**{**entries, **left})
 
 

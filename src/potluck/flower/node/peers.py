@@ -48,7 +48,7 @@ def public_text(identity: Ed25519PrivateKey) -> str:
     return identity.public_key().public_bytes_raw().hex()
 
 
-def line_of(name: str, state: Path) -> str:
+def peer_line(name: str, state: Path) -> str:
     """A node's line for the lists of others' owners.
 
     Raises:

@@ -47,7 +47,7 @@ _MIXED_UP = {
 
 
 @dataclass(frozen=True)
-class Asked:
+class NodeTask:
     """A job for a node that is no part of an engine's exchange, such as a step of secure sums; see `Pending`."""
 
     make: Callable[[], NodeJob]
@@ -55,7 +55,7 @@ class Asked:
     arrived: Callable[[Outcome], None] = lambda outcome: None
 
 
-Tasks = Sequence[Pending] | Sequence[Asked]
+Tasks = Sequence[Pending] | Sequence[NodeTask]
 
 
 class GridExecutor(OneByOne):
@@ -100,7 +100,7 @@ class GridExecutor(OneByOne):
         """One outcome for each task, in the order of the tasks; anything wrong or missing is that node's failure."""
         return self._outcomes(host.full_name, self._close, tasks)
 
-    def steps(self, tasks: Sequence[Asked], needed: int) -> Iterator[Outcome]:
+    def steps(self, tasks: Sequence[NodeTask], needed: int) -> Iterator[Outcome]:
         """One outcome for each step of secure sums; closed early only if so many have answered as are needed."""
         return self._outcomes(str, replace(self._close, quorum=needed, over_select=0), tasks)
 

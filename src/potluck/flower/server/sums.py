@@ -16,7 +16,7 @@ from potluck.engine.client.session import Answer
 from potluck.engine.disk.files import make_folder, remove, write_atomically
 from potluck.engine.rounds.sums import SECURE_SUMS
 from potluck.experiment.running.secure_sums import Addition
-from potluck.flower.server.grid import Asked, GridExecutor
+from potluck.flower.server.grid import NodeTask, GridExecutor
 from potluck.flower.wire.schemas import SumsStep, sums_number
 from potluck.secure import ANSWERS
 from potluck.secure.agreement import Agreement, SecureRefusal
@@ -91,12 +91,12 @@ class AddingOverNodes:
     def _ask(self, server: SecureServer, addition: Addition, course: SecureCourse) -> None:
         """Ask all who are still there at a step, and take what they answer."""
         step, needed = server.step, server.agreement.needed
-        tasks: list[Asked] = []
+        tasks: list[NodeTask] = []
         for client in server.asked:
             request = server.request(client)
             course.bytes_down[client] += len(request)
             job = SumsStep(client, request, addition.round, addition.exchange, step)
-            tasks.append(Asked(partial(_same, job), server.most_bytes(client)))
+            tasks.append(NodeTask(partial(_same, job), server.most_bytes(client)))
         for outcome in self._executor.steps(tasks, needed):
             client, failed = outcome.client, None
             if isinstance(outcome, Answer):
