@@ -16,7 +16,7 @@ from potluck.engine.client.session import Answer
 from potluck.engine.disk.files import make_folder, remove, write_atomically
 from potluck.engine.rounds.sums import SECURE_SUMS
 from potluck.experiment.running.secure_sums import Addition
-from potluck.flower.server.grid import NodeTask, GridExecutor
+from potluck.flower.server.grid import GridExecutor, NodeTask
 from potluck.flower.wire.schemas import SumsStep, sums_number
 from potluck.secure import ANSWERS
 from potluck.secure.agreement import Agreement, SecureRefusal
