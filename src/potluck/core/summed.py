@@ -7,6 +7,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from potluck.core.message import Message
 from potluck.core.nets.slicing import Indices
 from potluck.core.schema import ClassCounts, Kind, Labels, OwnLogits, Path, Plain, Probabilities, Schema, Tensors, UpTo
 
@@ -73,3 +74,26 @@ def blank(kind: Kind) -> Any:
         width = kind.classes if isinstance(kind, Probabilities) else kind.own.width
         return torch.zeros(0 if isinstance(kind.rows, UpTo) else kind.rows, width)
     return kind.kind(kind.most) if isinstance(kind, Plain) else ""
+
+
+def tensor_at(reply: Message, path: Path) -> Tensor:
+    """The tensor of a reply to which these names lead."""
+    found: Any = reply
+    for name in path:
+        found = found[name]
+    return found
+
+
+def with_tensors(reply: Message, tensors: Mapping[Path, Tensor]) -> Message:
+    """The reply with other tensors where these names lead; what it was made of stays as it is."""
+    entries: dict[str, Any] = dict(reply)
+    copied = set[Path]()
+    for path, tensor in tensors.items():
+        inner = entries
+        for depth, name in enumerate(path[:-1], 1):
+            if path[:depth] not in copied:
+                inner[name] = dict(inner[name])
+                copied.add(path[:depth])
+            inner = inner[name]
+        inner[path[-1]] = tensor
+    return Message(**entries)

@@ -30,6 +30,7 @@ from potluck.engine.rounds.sums import SECURE_SUMS, Disclosed
 from potluck.experiment.settings.schema import RunConfig
 from potluck.experiment.settings.secure import SecureRule
 from potluck.parts.means import Aggregate
+from potluck.parts.privacy import FURTHEST, SumPrivacy
 from potluck.secure.agreement import LARGEST_COHORT, Agreement
 from potluck.secure.coverage import CoordinateBlock, Coverage, Summand, TensorPiece, piece_at
 from potluck.secure.together import Addend, SecureCourse, new_identities, public_keys, summed_together
@@ -38,6 +39,7 @@ log = logging.getLogger(__name__)
 _AT = "run.secure_sums"
 _ROUNDS = range(1, 9)  # in which it is tried whether clients have the same parts of networks in all rounds
 _NAMED = 3  # tensors, or clients, in a line
+_UNITS = 1000  # of rounding, which the deviation of a client's noise has at least
 
 
 class SumsHere:
@@ -47,13 +49,23 @@ class SumsHere:
         method: says what of its replies is summed.
         federation: all its clients are here.
         rule: by which numbers are summed.
+        privacy: by which clients add noise to what they add; None if they do not.
+        clip: the longest update of a client, if they do.
 
     Raises:
         ConfigError: the method needs single replies.
     """
 
-    def __init__(self, method: Method[Any], federation: Federation, rule: SecureRule) -> None:
+    def __init__(
+        self,
+        method: Method[Any],
+        federation: Federation,
+        rule: SecureRule,
+        privacy: SumPrivacy | None = None,
+        clip: float = 0.0,
+    ) -> None:
         self._method, self._roster, self._rule = method, federation.roster, rule
+        self._privacy, self._clip = privacy, clip
         self._numbers = rule.numbers(max(1, *(federation.outline(client).train for client in federation.sites)))
         self._identities = new_identities(())
         self._exchanges = 0
@@ -77,11 +89,15 @@ class SumsHere:
         if not least <= cohort <= LARGEST_COHORT:
             raise ConfigError(f"{_AT}: found cohorts of {cohort} clients; expected {least} to {LARGEST_COHORT:,}")
         self._numbers.word(cohort)
+        if self._privacy is not None:
+            self._check_noise(self._privacy, cohort)
         alike: dict[tuple[str, float], list[ClientId]] = {}
         for client, member in self._roster.items():
             alike.setdefault((member.architecture, member.capacity), []).append(client)
         standing = [clients[0] for clients in alike.values()]
         found, *others = (self._asked_first(engine, state, number, standing) for number in _ROUNDS)
+        if self._privacy is not None:
+            self._check_room(self._privacy, _farthest(found.values()))
         if any(pieces_of(one) != pieces_of(found) for one in others):
             return  # whoever has a part of a network in one round has another in the next
         kinds = {client: kind for kind, clients in enumerate(alike.values()) for client in clients}
@@ -91,6 +107,31 @@ class SumsHere:
             names = [name for name in _names_in(coverage, block) if name not in of_classes]
             if names and len(block.clients) < least:
                 raise ConfigError(f"{_AT}: {_few(block.clients, len(self._roster), names, least)}")
+
+    def _check_noise(self, privacy: SumPrivacy, cohort: int) -> None:
+        """Check that numbers are rounded far more finely than the noise of any client of an exchange.
+
+        Raises:
+            ConfigError: they are not, so that the claim for real numbers would say little.
+        """
+        least, unit = privacy.deviation(self._clip, cohort, 0), 2.0**-self._rule.bits
+        if least < _UNITS * unit:
+            raise ConfigError(
+                f"{_AT}.bits: found {self._rule.bits}, units of {unit:.2g}, and private noise with a deviation of"
+                f" {least:.2g}; expected {_UNITS:,} units or more: more bits, or a larger run.clip_update"
+            )
+
+    def _check_room(self, privacy: SumPrivacy, sent: float) -> None:
+        """Check that the largest number leaves room beside what was sent: for an update, and for one client's noise.
+
+        Raises:
+            ConfigError: it does not, so that noise might be cut off.
+        """
+        if (most := sent + self._clip + FURTHEST * privacy.deviation(self._clip, 1, 0)) > self._rule.largest:
+            raise ConfigError(
+                f"{_AT}.largest: found {self._rule.largest:g}; expected at least {most:.4g} with run.private_weights, so"
+                f" that no noise is cut off: clients are sent numbers up to {sent:.4g}"
+            )
 
     def _rows_of_classes(self, client: ClientId, of: ToSum) -> Iterator[str]:
         """The tensors of which a client has its own classes' rows, which may be few clients'."""
@@ -129,7 +170,8 @@ class SumsHere:
         coverage = _coverage(everybody)
         if not coverage.size:
             return Disclosed(replies)
-        course = self._course(coverage, {client: _addend(replies[client], one) for client, one in found.items()}, gone)
+        addends = {client: _addend(replies[client], one) for client, one in found.items()}
+        course = self._course(coverage, addends, gone, _farthest(found.values()))
         _count(course, report)
         self._tell(course, server.round)
         clear = {} if course.refusal else {client: _in_the_clear(replies[client], one) for client, one in found.items()}
@@ -144,17 +186,26 @@ class SumsHere:
         return Disclosed(with_means, "", course.bytes_down, told)
 
     def _course(
-        self, coverage: Coverage, addends: Mapping[ClientId, Addend], left: Collection[ClientId]
+        self, coverage: Coverage, addends: Mapping[ClientId, Addend], left: Collection[ClientId], sent: float
     ) -> SecureCourse:
-        """Sum what is there; without enough clients for it, nothing."""
+        """Sum what is there; without enough clients for it, nothing. `sent` is the largest number that was sent."""
         self._exchanges += 1
         self._identities.update(new_identities(coverage.kinds.keys() - self._identities.keys()))
         keys = public_keys({client: self._identities[client] for client in coverage.kinds})
         try:
             agreement = Agreement("here", self._exchanges, keys, coverage, self._numbers, self._rule.least)
+            if self._privacy is not None:
+                self._check_room(self._privacy, sent)
+                addends = {one: self._noisy(self._privacy, agreement, one, addends[one]) for one in addends}
         except ConfigError as error:
             return SecureCourse(refusal=str(error))
         return summed_together(agreement, self._identities, addends, left)
+
+    def _noisy(self, privacy: SumPrivacy, agreement: Agreement, client: ClientId, addend: Addend) -> Addend:
+        """What a client adds, with its noise."""
+        blocks, may_leave = agreement.coverage.blocks, len(agreement.clients) - agreement.needed
+        own = [(places, len(blocks[number].clients)) for number, places in agreement.coverage.places(client).items()]
+        return replace(addend, values=privacy.noisy(addend.values, self._clip, own, may_leave))
 
     def _of(self, handler: str, client: ClientId, message: Message, reply: Message, server: Server) -> ToSum:
         """What is summed of a reply, by what the client knows."""
@@ -201,6 +252,12 @@ def _why_rules_need_more(settings: Any) -> Iterator[str]:
 def _summands(found: Collection[ToSum]) -> dict[str, Summand]:
     parts = (one for of in found for one in of.tensors.values() if one.place is not None)
     return {one.name: Summand(one.shape, one.weighing) for one in parts}
+
+
+def _farthest(found: Collection[ToSum]) -> float:
+    """The largest number, in size, among those that clients were sent."""
+    sent = (one.keep for of in found for one in of.tensors.values())
+    return max((float(kept.abs().max()) for kept in sent if isinstance(kept, Tensor) and kept.numel()), default=0.0)
 
 
 def _coverage(found: Mapping[ClientId, ToSum]) -> Coverage:

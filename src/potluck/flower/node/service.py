@@ -23,6 +23,7 @@ from potluck.engine.answers.inspection import check_inputs, check_targets
 from potluck.engine.client.runtime import ClientRuntime, Job, Outcome
 from potluck.engine.client.session import Answer, Call, failure
 from potluck.experiment.federation.assemble import (
+    NO_NOISE_AT_NODES,
     architectures_of,
     assemble,
     builder_of,
@@ -275,8 +276,11 @@ def node_at(config: NodeConfig, header: Mapping[str, Any], policy: Policy | None
     check_inputs(federation)
     check_targets(federation, whole=False)
     rehearse(federation)
-    host = ClientRuntime(experiment.method, federation, experiment.run.seed, experiment.run.computing)
-    node = Node(said.client, federation, host, store, experiment.run.threads)
+    run = experiment.run
+    if run.private_weights is not None:
+        raise ConfigError(NO_NOISE_AT_NODES)
+    host = ClientRuntime(experiment.method, federation, run.seed, run.computing, run.clipping)
+    node = Node(said.client, federation, host, store, run.threads)
     introduction = node.introduce(own.classes)
     name, capacity = introduction.architecture, introduction.capacity
     store.pin({"client": said.client, "data": own.checksum, "model": name, "capacity": capacity})
