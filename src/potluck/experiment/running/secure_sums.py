@@ -129,8 +129,8 @@ class SumsHere:
         """
         if (most := sent + self._clip + FURTHEST * privacy.deviation(self._clip, 1, 0)) > self._rule.largest:
             raise ConfigError(
-                f"{_AT}.largest: found {self._rule.largest:g}; expected at least {most:.4g} with run.private_weights, so"
-                f" that no noise is cut off: clients are sent numbers up to {sent:.4g}"
+                f"{_AT}.largest: found {self._rule.largest:g}; expected at least {most:.4g} with run.private_weights,"
+                f" so that no noise is cut off: clients are sent numbers up to {sent:.4g}"
             )
 
     def _rows_of_classes(self, client: ClientId, of: ToSum) -> Iterator[str]:

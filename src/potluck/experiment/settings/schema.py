@@ -223,9 +223,9 @@ class RunConfig(Checked):
         secure_sums: the server gets sums of clients' tensors alone, of methods that need no more: true, or
             `{ largest = 64.0, bits = 24, least = 3 }`. On one machine it shows what they do to a run and cost.
             It needs the extra flower. Default: none.
-        clip_update: the largest L2 norm of a client's update: of what it sends, as it differs from what it was sent, over
-            all tensors of which the server takes sums. A client scales a longer one to it before anything leaves. It
-            needs a method that needs no more than sums. Default: none is clipped.
+        clip_update: the largest L2 norm of a client's update: what it sends less what it was sent, over all tensors of
+            which the server takes sums together. A client scales a longer one to it before anything leaves. It needs a
+            method that needs no more than sums. Default: none is clipped.
         private_weights: differential privacy of what one client adds to secure sums, by noise that the clients add:
             `{ noise_multiplier = 1.0, delta = 1e-5 }`. It needs `secure_sums`, `clip_update` and a method in which each
             client counts once. Default: none.
