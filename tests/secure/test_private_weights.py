@@ -13,11 +13,12 @@ import potluck
 from potluck.attackers.settings import Attackers
 from potluck.attacks.audit import audit
 from potluck.core.ground.errors import ConfigError
-from potluck.core.roles import Failure
+from potluck.core.roles import ClientFailure, Failure
 from potluck.engine.client import clipping
 from potluck.engine.executors.choice import ChosenExecutor
 from potluck.engine.executors.sequential import Sequential
 from potluck.experiment.federation.assemble import assemble_server
+from potluck.experiment.folder.branch import branch
 from potluck.experiment.running.run import Run
 from potluck.experiment.settings.resolve import resolve
 from potluck.experiment.settings.schema import RunConfig
@@ -261,6 +262,27 @@ def test_a_run_states_the_epsilon_of_the_client_that_took_part_most_also_when_it
     assert stated(tmp_path / "parts", 3)[0] == said
 
 
+@pytest.mark.slow
+def test_a_branch_keeps_the_noise_of_its_run_or_promises_none(tmp_path):
+    run = {**TABLES["run"], "rounds": 1}
+    loud = {**run, "private_weights": {"noise_multiplier": 9.0, "delta": 1e-5}}
+    none = {key: value for key, value in run.items() if key != "private_weights"}
+    carried_out(tmp_path / "private", {**TABLES, "run": run})
+    carried_out(tmp_path / "plain", {**TABLES, "run": none})
+    for folder, later in (("private", loud), ("plain", run)):
+        with pytest.raises(
+            ConfigError, match=r"run\.private_weights.* changed, and sums of its first 1 rounds"
+        ) as caught:
+            branch(tmp_path / folder, resolve({**TABLES, "run": {**later, "rounds": 2}}), tmp_path)
+        assert "\n" not in str(caught.value)
+    branch(tmp_path / "private", resolve({**TABLES, "run": {**none, "rounds": 2}}), tmp_path)
+    onward = {**TABLES, "run": {**run, "rounds": 2, "cohort_fraction": 1.0}}
+    place = branch(tmp_path / "private", resolve(onward), tmp_path)
+    carried_out(place, onward)
+    said = json.loads((place / MANIFEST).read_text())["privacy"]
+    assert " did so 2 times; " in said
+
+
 def test_in_python_the_result_has_the_statement():
     settings = {"federation.train_fraction": 0.1, "method.sharing.weighting": "uniform", "run.secure_sums": True}
     settings |= {"run.clip_update": 1.0, "run.private_weights": {"noise_multiplier": 1.0, "delta": 1e-5}}
@@ -358,3 +380,10 @@ def test_methods_whose_clients_count_once_are_private(name, assignments):
     assert record.secure["clipped"] == 0
     assert run.releases.keys() == set(range(8))
     assert run.privacy.startswith("Weights: epsilon ")
+
+
+def test_what_is_measured_in_a_later_exchange_does_not_leave():
+    method = quick(get_method("heterofl"), ["levels=[1.0]"])
+    world = World(clients=5, architectures=1, batchnorm=True, capacity=1.0)
+    with pytest.raises(ClientFailure, match=r"HeteroFL\.measure: ConfigError: run\.private_weights: found statistics/"):
+        played(method, world)

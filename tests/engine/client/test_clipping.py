@@ -158,3 +158,8 @@ def test_tensors_are_put_where_names_lead_and_what_they_are_put_into_is_a_copy()
     assert found["other"] == 3
     assert inner["w"].tolist() == [0.0, 0.0]
     assert tensor_at(reply, ("weights", "deep", "w")) is inner["w"]
+
+
+def test_what_a_client_has_measured_in_a_later_exchange_leaves_the_note_of_its_update_as_it_is():
+    of = ToSum({("means",): Summed("means", (5, 4), (torch.arange(3), slice(0, 4)), lambda means, summed: {})})
+    assert Clipping(1.0).applied(Message(means=torch.ones(3, 4)), of)[1] == {}

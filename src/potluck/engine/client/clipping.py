@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any, cast
 
 from torch import Tensor
 
@@ -43,7 +44,7 @@ class Clipping:
         if self.private and (why := not_private(reply, of)):
             raise ConfigError(f"run.private_weights: {why}")
         reply, scale = clipped_update(reply, of, self.most)
-        if self.private or not of.tensors:
+        if self.private or not _sent_before(of):
             return reply, {}
         return reply, {"update_clipped": float(scale < 1)} if self.summed else {"update_scale": scale}
 
@@ -63,7 +64,7 @@ def clipped_update(reply: Message, of: ToSum, most: float) -> tuple[Message, flo
     Raises:
         DivergenceError: the update is not finite.
     """
-    kept = {path: one.keep for path, one in of.tensors.items() if isinstance(one.keep, Tensor)}
+    kept = _sent_before(of)
     own = {path: tensor_at(reply, path) for path in kept}
     length = _length(own, kept)
     if not math.isfinite(length):
@@ -82,15 +83,15 @@ def clipped_update(reply: Message, of: ToSum, most: float) -> tuple[Message, flo
 
 def not_private(reply: Message, of: ToSum) -> str:
     """Why noise in sums would not make a reply of this form private; empty if it would."""
+    measured = [one.name for one in of.tensors.values() if not isinstance(one.keep, Tensor)]
+    if measured:
+        return f"found {measured[0]}, which is measured and no update, so that nothing bounds it; expected none with it"
     weighed = [one.name for one in of.tensors.values() if one.weighing != "one"]
     if weighed:
         return (
             f"found {weighed[0]} weighed by examples, so that a client with many moves the sum further; expected each"
             " client to count once: method.sharing.weighting = 'uniform', or the like"
         )
-    measured = [one.name for one in of.tensors.values() if not isinstance(one.keep, Tensor)]
-    if measured:
-        return f"found {measured[0]}, which is measured and no update, so that nothing bounds it; expected none with it"
     spread = [one.name for one in of.tensors.values() if one.name.endswith(".running_var")]
     if spread:
         return (
@@ -100,11 +101,14 @@ def not_private(reply: Message, of: ToSum) -> str:
     clear = [
         ".".join(path) for path, tensor in _tensors(reply) if path not in of.tensors and tensor.is_floating_point()
     ]
-    return (
-        f"found {clear[0]}, which is sent and in no sum, and would have no noise; expected none with it"
-        if clear
-        else ""
-    )
+    if clear:
+        return f"found {clear[0]}, which is sent and in no sum, and would have no noise; expected none with it"
+    return ""
+
+
+def _sent_before(of: ToSum) -> dict[Path, Tensor]:
+    """What stands for the tensors of an update: what was sent, or zeros."""
+    return {path: one.keep for path, one in of.tensors.items() if isinstance(one.keep, Tensor)}
 
 
 def _length(own: Mapping[Path, Tensor], kept: Mapping[Path, Tensor]) -> float:
@@ -119,12 +123,12 @@ def _towards(kept: Tensor, own: Tensor, scale: float) -> Tensor:
     return (start + scale * (own.double() - start)).to(own.dtype)
 
 
-def _tensors(reply: Mapping[str, object], above: Path = ()) -> list[tuple[Path, Tensor]]:
+def _tensors(reply: Mapping[str, Any], above: Path = ()) -> list[tuple[Path, Tensor]]:
     """All tensors of a reply, by the names that lead to them."""
     found: list[tuple[Path, Tensor]] = []
     for name, value in reply.items():
         if isinstance(value, Tensor):
             found.append(((*above, name), value))
         elif isinstance(value, Mapping):
-            found += _tensors(value, (*above, name))  # type: ignore[arg-type]
+            found += _tensors(cast(Mapping[str, Any], value), (*above, name))
     return found

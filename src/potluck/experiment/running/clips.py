@@ -55,10 +55,12 @@ def check_clips(engine: Engine, state: Any, config: RunConfig, clipping: Clippin
     name, alike = handler.__name__, set[tuple[str, float]]()
     for client in clients:
         member, message = server.roster[client], messages[client]
-        expected = method.replies(name, member, message, server)
-        if (member.architecture, member.capacity) in alike or not isinstance(expected, Schema):
+        if (kind := (member.architecture, member.capacity)) in alike:
             continue
-        alike.add((member.architecture, member.capacity))
+        alike.add(kind)
+        expected = method.replies(name, member, message, server)
+        if not isinstance(expected, Schema):
+            continue
         reply = Message(**blank(expected))
         of = method.summed(name, member, message, reply, replace(engine.server(1), roster={client: member}))
         if of.tensors and not any(isinstance(one.keep, Tensor) for one in of.tensors.values()):
