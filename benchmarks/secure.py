@@ -18,12 +18,12 @@ from typing import Any
 
 import torch
 
+from potluck.secure import ANSWERS
 from potluck.secure.agreement import Agreement
 from potluck.secure.client import SecureClient
 from potluck.secure.coverage import Coverage, Summand, piece_shape
 from potluck.secure.fixed import FixedPoint
 from potluck.secure.server import SecureServer
-from potluck.secure.steps import ANSWERS
 from potluck.secure.together import Addend, answered, new_identities, public_keys
 from potluck.testing.summing import half_of
 

@@ -1,6 +1,6 @@
 """What the twin foresees of a deployment, beside the deployment: four throttled nodes, four methods.
 
-    sudo python benchmarks/twin_nodes.py [--rounds 20] [--repeats 3] [--methods fedavg fedin] [--notes FOLDER]
+    sudo python benchmarks/twin_nodes.py [--rounds 20] [--repeats 3] [--methods fedavg fedin] [--out FILE]
 
 Each node, with all of its programs, has a share of a core by Linux's quota for control groups, and a link with a
 bandwidth and a latency (`benchmarks/nodes/throttled.py`); the server has neither. What is measured of devices before

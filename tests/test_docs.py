@@ -160,6 +160,7 @@ SHOWN = {
     "own-parts.md": "test_the_table_of_the_page_makes_a_federation",
     "budgets.md": "test_the_table_of_the_guide_has_ten_clients",
     "twin.md": "test_the_file_of_the_guide_has_a_device_for_twelve_clients",
+    "secure-sums.md": "test_real_nodes_sum_securely_and_refuse_a_server_that_does_not_keep_to_it",
     "operate.md": "test_the_guide_shows_what_both_terminals_say",
     "keys.md": "test_keys_certificates_and_the_authority_change_while_all_run",
 }

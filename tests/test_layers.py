@@ -153,7 +153,7 @@ def test_liars_are_made_of_core_and_the_engine_and_only_runs_have_them():
 
 def test_secure_sums_are_made_of_core_and_cryptography_and_only_runs_and_what_tries_them_import_them():
     nothing_else(files("secure"), "torch", "numpy", "cryptography", "potluck.core", "potluck.secure")
-    using = ("secure", "testing", "experiment")
+    using = ("secure", "testing", "experiment", "flower")
     none_of([path for path in files() if path.relative_to(ROOT).parts[0] not in using], "potluck.secure")
 
 

@@ -67,8 +67,8 @@ class TestWithFlower:
                 "FedIN cannot have it: its messages differ from round to round (features)",
             ),
             (
-                ["serve", "fedavg", "--insecure", "run.secure_sums=true"],
-                "run.secure_sums: expected none with clients on other machines, which do not sum yet",
+                ["serve", "fedtgp", "--insecure", "run.secure_sums=true"],
+                "run.secure_sums: FedTGP needs single replies: its server reads each client's own",
             ),
             (["serve", "--insecure", "run.rounds_close.deadline=5"], "nearest: run.rounds_close.deadline_s"),
             (["serve", "--insecure", "--timeout", "1800"], "settings are keys: run.rounds_close.deadline_s=1800"),

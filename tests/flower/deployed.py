@@ -49,9 +49,9 @@ class Deployment:
         words += ["--log-json", "server.jsonl"]
         self.start("server", "serve", *words)
 
-    def join(self, name, address=None):
+    def join(self, name, address=None, *more):
         words = ("--keys", name, "--state", f"state-{name}", "--log-json", f"{name}.jsonl")
-        self.start(name, "join", address or self.address, *words)
+        self.start(name, "join", address or self.address, *words, *more)
 
     def end(self, name, within=60):
         self.running[name].terminate()

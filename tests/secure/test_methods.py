@@ -115,11 +115,15 @@ def test_a_client_without_a_reply_has_the_pieces_of_one_with_a_reply_but_for_row
         blanks = pieces_of(sums._asked_first(engine, run._state, 1, range(6)))
         heard = {}
 
-        def listening(handler, replies, failed, messages, expected, server, report):
-            heard[handler] = pieces_of(
-                {one: sums._of(handler, one, messages[one], reply, server) for one, reply in replies.items()}
+        def listening(one):
+            asked = one.handler, one.messages, one.place.server
+            heard[one.handler] = pieces_of(
+                {
+                    client: sums._of(asked[0], client, asked[1][client], reply, asked[2])
+                    for client, reply in one.replies.items()
+                }
             )
-            return sums(handler, replies, failed, messages, expected, server, report)
+            return sums(one)
 
         engine._sums = listening
         engine.round(1, run._state, [*range(6)])

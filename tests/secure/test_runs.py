@@ -18,9 +18,10 @@ from potluck.attackers.settings import Attackers
 from potluck.core.ground.errors import ConfigError
 from potluck.core.roles import ClientFailure
 from potluck.engine.rounds.asynchrony.rules import Asynchrony
-from potluck.experiment.federation.assemble import assemble, assemble_server
+from potluck.experiment.federation.assemble import assemble
 from potluck.experiment.running import run as running
 from potluck.experiment.running.run import Run
+from potluck.experiment.running.secure_sums import AddingHere
 from potluck.experiment.settings.resolve import resolve
 from potluck.experiment.settings.schema import RoundsClose, RunConfig
 from potluck.experiment.settings.secure import SecureRule
@@ -199,7 +200,7 @@ def test_a_number_that_is_too_large_is_clipped_and_counted():
 
 def test_the_run_says_that_it_protects_nobody_here(caplog):
     played(rounds=1)
-    assert [one.message for one in caplog.records if "protects nobody" in one.message] == [running._PROTECTS_NOBODY]
+    assert [one.message for one in caplog.records if "protects nobody" in one.message] == [AddingHere.warning]
 
 
 DEEP = World(clients=6, architectures=2)
@@ -330,12 +331,6 @@ def test_true_is_the_default_rule_and_none_leaves_experiments_as_they_were():
     assert again.run == on.run
     table = resolve({**tree, "run": {"secure_sums": {"bits": 20}}})
     assert table.run.secure_sums == SecureRule(bits=20)
-
-
-def test_nodes_are_refused_in_one_line():
-    experiment = resolve({"method": {"name": "fedavg"}, "run": {"secure_sums": True}})
-    with pytest.raises(ConfigError, match=r"^run\.secure_sums: expected none with clients on other machines"):
-        assemble_server(experiment)
 
 
 def test_without_cryptography_one_line_says_what_to_install(monkeypatch):

@@ -84,6 +84,7 @@ def host(
         typer.Exit: it was interrupted; with 128 plus the signal's number, as in shells.
     """
     from potluck.cli.status.account import Account
+    from potluck.experiment.running.secure_sums import check_sums_suffice
     from potluck.flower.deploy.checks import check_served
     from potluck.flower.deploy.gate import Gate
     from potluck.flower.deploy.processes import private_folder
@@ -105,6 +106,8 @@ def host(
     base = assemble_server(experiment, matched)  # errors are reported before anything starts
     if experiment.run.rounds_close.asynchronous and not (folder is not None and (folder / NODES).is_file()):
         check_asynchronous_nodes(experiment, base)
+    if experiment.run.secure_sums is not None:
+        check_sums_suffice(experiment.method)
     told(matched)
 
     def say(line: str, event: str = "server") -> None:
@@ -192,6 +195,7 @@ def take_part(
     train_only: Sequence[str],
     most_disk_gib: float | None,
     most_memory_gib: float | None,
+    peers: Path | None,
     log: JsonLog,
 ) -> None:
     """Run a node until interrupted; the log has a line for each that is said.
@@ -212,7 +216,7 @@ def take_part(
     disk = default_disk_gib(state) if most_disk_gib is None else most_disk_gib
     memory = default_memory_gib(device) if most_memory_gib is None else most_memory_gib
     named = (state, data, model, capacity, device, tuple(code), policy, audit, weights, tuple(train_only))
-    home = NodeConfig(*named, most_disk_gib=disk, most_memory_gib=memory)
+    home = NodeConfig(*named, most_disk_gib=disk, most_memory_gib=memory, peers=peers)
     home.check()
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that Flower's program ends too
 

@@ -36,6 +36,11 @@ Calibration = Literal["analytic", "classical"]
 _PAIR = 2
 """The number of features that are released for an example: s_in and s_out."""
 
+_OF_ONE_PROCESS = "In this run one process had all replies and all noise, from which nobody was protected."
+_OF_NODES = (
+    "A server that does not keep to the protocol is one of those who see the sums for nodes that list their peers."
+)
+
 _BITS = 52
 """Random bits of a uniform number, so that it and the half step beside it are exact in double precision."""
 
@@ -287,8 +292,13 @@ class SumPrivacy(Checked):
         """
         return epsilon_of(self.noise_multiplier, self.delta, releases)
 
-    def statement(self, releases: Mapping[ClientId, Releases]) -> str:
-        """The statement of the privacy that a run's sums have spent, of its adversary and its limits."""
+    def statement(self, releases: Mapping[ClientId, Releases], alone: bool) -> str:
+        """The statement of the privacy that a run's sums have spent, of its adversary and its limits.
+
+        Args:
+            releases: by client, how often it has added to sums.
+            alone: whether one process carried out all of it.
+        """
         whole = (
             "Numbers of examples, mean losses, notes and results of evaluation are told without noise, so no epsilon"
             " can be stated for the run as a whole."
@@ -302,8 +312,7 @@ class SumPrivacy(Checked):
             f" adds to sums, against nothing, of any of the {count} clients that added to them. Client {client} did so"
             f" {most}; no client did so more often. This holds against who sees the sums, if of each exchange's clients"
             " fewer than a third leave or tell their noise, both together. The noise comes from the operating system,"
-            f" so another run of this seed differs. {whole} In this run one process had all replies and all noise, from"
-            " which nobody was protected."
+            f" so another run of this seed differs. {whole} {_OF_ONE_PROCESS if alone else _OF_NODES}"
         )
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from potluck.core.federation import ClientId
 from potluck.core.message import Message
-from potluck.secure import steps
+from potluck.secure import ANSWERS, steps
 from potluck.secure.agreement import LEAST, Agreement, SecureRefusal
 from potluck.secure.coverage import piece_shape
 from potluck.secure.fixed import Units, Words, to_words
@@ -153,10 +153,10 @@ class SecureClient:
             if step < len(self._given):
                 asked, given = self._given[step]
                 if asked != request:
-                    raise SecureRefusal(f"it was asked for its {steps.ANSWERS[step]} again, and for others than before")
+                    raise SecureRefusal(f"it was asked for its {ANSWERS[step]} again, and for others than before")
                 return given
             if step > len(self._given):
-                raise SecureRefusal(f"it was asked for its {steps.ANSWERS[step]} before the step that comes first")
+                raise SecureRefusal(f"it was asked for its {ANSWERS[step]} before the step that comes first")
             given = answer()
         except Exception as error:
             self._ended = str(error) or type(error).__name__

@@ -14,13 +14,13 @@ from potluck.core.ground.tree import pack, unpack
 from potluck.core.message import Message
 from potluck.core.nets.weights import Weights
 from potluck.core.schema import Schema
-from potluck.secure import steps
+from potluck.secure import ANSWERS, steps
 from potluck.secure.agreement import Agreement, SecureRefusal
 from potluck.secure.coverage import weights_that_follow
 from potluck.secure.fixed import Units, Words, to_units
 from potluck.secure.masks import both_know, key_for, public_half, stream
 from potluck.secure.shamir import secret_from
-from potluck.secure.steps import ANSWERS, ClientSet, as_bytes, as_tensor, ids, message_in
+from potluck.secure.steps import ClientSet, as_bytes, as_tensor, ids, message_in
 
 
 @dataclass(frozen=True)
@@ -114,6 +114,10 @@ class SecureServer:
             return self._box_list(client)
         self._for_all = self._for_all or self._request_for_all()
         return self._for_all
+
+    def most_bytes(self, client: ClientId) -> int:
+        """The most bytes of what a client may answer at this step."""
+        return self._form(client).nbytes + steps.FRAMING
 
     def take(self, client: ClientId, answer: bytes) -> None:
         """Take a client's answer to this step's request.

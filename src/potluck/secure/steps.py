@@ -25,10 +25,7 @@ from potluck.secure.agreement import Agreement, SecureRefusal
 from potluck.secure.masks import KEY_BYTES, SIGNATURE_BYTES, TAG_BYTES, hashed
 from potluck.secure.shamir import SHARE_BYTES
 
-ANSWERS = ("keys", "boxes", "words", "signature", "shares")
-"""What clients answer at each step."""
-
-_FRAMING = 2**16  # bytes of a message beside its tensors: a few names and shapes
+FRAMING = 2**16  # bytes of a message beside its tensors: a few names and shapes
 _MOST_IDS = 10**9
 
 ClientSet = frozenset[ClientId]
@@ -111,8 +108,8 @@ def message_in(data: bytes, form: Schema, what: str) -> Message:
     Raises:
         SecureRefusal: they hold none; says what is wrong.
     """
-    if len(data) > form.nbytes + _FRAMING:
-        raise SecureRefusal(f"{what}: found {len(data)} bytes; expected at most {form.nbytes + _FRAMING}")
+    if len(data) > form.nbytes + FRAMING:
+        raise SecureRefusal(f"{what}: found {len(data)} bytes; expected at most {form.nbytes + FRAMING}")
     try:
         message = Message.decode(data)
         form.check(message)

@@ -8,6 +8,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from torch import Tensor
 
 from potluck.core.federation import ClientId
+from potluck.core.roles import Failure
 from potluck.secure.agreement import Agreement, SecureRefusal
 from potluck.secure.client import SecureClient
 from potluck.secure.server import SecureServer, SecureSums
@@ -41,7 +42,8 @@ class SecureCourse:
     Attributes:
         sums: what the server has learnt; None if nothing was summed.
         refusal: why not; empty if something was.
-        clipped: by client, how many of its numbers were larger than the largest allowed.
+        clipped: by client, how many of its numbers were larger than the largest allowed; empty where they do not say.
+        failures: of clients on other machines that did not answer, or not as they should.
         bytes_down: by client, what it was sent, all steps together.
         bytes_up: what it answered.
     """
@@ -51,6 +53,7 @@ class SecureCourse:
     clipped: dict[ClientId, int] = field(default_factory=dict[ClientId, int])
     bytes_down: Counter[ClientId] = field(default_factory=Counter[ClientId])
     bytes_up: Counter[ClientId] = field(default_factory=Counter[ClientId])
+    failures: dict[ClientId, Failure] = field(default_factory=dict[ClientId, Failure])
 
 
 def new_identities(clients: Iterable[ClientId]) -> dict[ClientId, Ed25519PrivateKey]:

@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 
 from potluck.core.federation import ClientId
+from potluck.secure import ANSWERS
 from potluck.secure.agreement import Agreement
 from potluck.secure.client import SecureClient
 from potluck.secure.server import SecureServer, SecureSums
-from potluck.secure.steps import ANSWERS
 from potluck.secure.together import Addend, Identities, answered, public_keys
 
 

@@ -57,6 +57,7 @@ _COMMANDS = {
     "tokenizer": deploying.tokenizer,
     "serve": deploying.serve,
     "join": deploying.join,
+    "peer": deploying.peer,
 }
 
 for _name, _command in _COMMANDS.items():

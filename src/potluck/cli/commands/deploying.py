@@ -181,6 +181,10 @@ def join(
         float | None,
         typer.Option(min=0.5, help="The most GiB of memory to compute with. Default: three quarters of it, on a CPU."),
     ] = None,
+    peers: Annotated[
+        Path | None,
+        typer.Option(help="File of `potluck peer`'s lines: take part in secure sums alone, and with these nodes."),
+    ] = None,
     log_json: LogJsonOption = None,
 ) -> None:
     """Take part in a federation as a node, until interrupted."""
@@ -207,8 +211,22 @@ def join(
             train_only=train_only or [],
             most_disk_gib=most_disk_gib,
             most_memory_gib=most_memory_gib,
+            peers=peers,
             log=log,
         )
+
+
+def peer(
+    name: Annotated[str, typer.Argument(help="What others call this node in their lists.")],
+    state: Annotated[Path, typer.Option(help="Folder for the node's state, which holds its key.")] = Path("node"),
+) -> None:
+    """Print this node's line for the lists of peers with which other nodes join, see `potluck join --peers`."""
+    from potluck.cli.flower import require_flower
+
+    require_flower()
+    from potluck.flower.node.peers import line_of
+
+    typer.echo(line_of(name, state))
 
 
 def _trusted(keys: Path | None, insecure: bool) -> Path | None:

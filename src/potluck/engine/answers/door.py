@@ -28,6 +28,7 @@ from potluck.core.schema import (
     optional,
     text,
 )
+from potluck.core.summed import with_stand_ins
 from potluck.core.tasks.task import Sums
 from potluck.engine.client.runtime import EvalResult, EvaluatedPart
 from potluck.engine.client.session import Answer
@@ -58,10 +59,14 @@ class Door:
     def admit(self, answer: Answer, expected: Kind) -> Message:
         """The reply in an answer; its tensors share the memory of the answer's payload.
 
+        In the place of what the client has kept back for secure sums stand tensors that tell nothing.
+
         Raises:
             Misfit: it does not fit the schema; `NotFinite` if the client's numbers have diverged.
         """
         reply = _opened(answer.payload, expected)
+        if answer.withheld:
+            reply = with_stand_ins(reply, answer.withheld, expected, most_bytes(expected))
         look = Look(self._largest)
         if len(answer.losses) > _MOST_LOSSES:
             raise Misfit(f"it reports {len(answer.losses)} losses; expected at most {_MOST_LOSSES}")

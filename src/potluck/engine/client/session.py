@@ -16,6 +16,7 @@ from potluck.core.method import Method, runs_on_client
 from potluck.core.nets.weights import frozen_names, weights_of
 from potluck.core.requests.fit import Fit, FitReport, Request, watching
 from potluck.core.roles import Client, Failure
+from potluck.core.summed import Withheld
 from potluck.engine.numerics.costs import Cost
 
 
@@ -55,6 +56,7 @@ class Answer:
         released: all private releases of the client in the run, by its own count; None if it keeps none.
         notes: numbers that the handler reported, by name.
         cost: of the requests of this call; None if the client's machine does not say.
+        withheld: tensors that the client has kept back of its reply, since it adds them to secure sums.
     """
 
     client: ClientId
@@ -65,6 +67,7 @@ class Answer:
     released: int | None = None
     notes: Mapping[str, float] = field(default_factory=dict[str, float])
     cost: Cost | None = None
+    withheld: tuple[Withheld, ...] = ()
 
 
 class Session:

@@ -27,7 +27,7 @@ from potluck.engine.rounds.clock import Clock
 from potluck.engine.rounds.dispatch import Dispatch, Encoded
 from potluck.engine.rounds.lost import Lost, Spoilt, check_attended
 from potluck.engine.rounds.report import ExchangePlace, SumsReport, WorkDone
-from potluck.engine.rounds.sums import SECURE_SUMS, Disclosed, SumsReplies
+from potluck.engine.rounds.sums import SECURE_SUMS, Disclosed, Exchanged, SumsReplies
 
 log = logging.getLogger(__name__)
 _LARGE_SHARE = 0.5  # of the available memory; replies that may take more cause a warning
@@ -74,6 +74,7 @@ class Exchange:
         self._failures: dict[ClientId, Failure] = {}
         self._sent: dict[ClientId, int] = {}  # bytes
         self._told: dict[ClientId, Mapping[str, int]] = {}  # bytes by entry, of those who sent other than their reply
+        self._noted = set[ClientId]()  # whose failures were told
         self._unsummed = ""  # why nothing was summed, where that was to be
         self._recorded = ExitStack()  # of private releases, while somebody may still answer
         self._begun: Iterator[Outcome] | None = None
@@ -101,7 +102,7 @@ class Exchange:
         for outcome, reply in self._admissions():
             client = outcome.client
             if isinstance(reply, Failure):
-                self._lent.note(reply, self._place.round)
+                self._note(reply)
                 self._failures[client] = reply
                 report.traffic.up.update(self._told.get(client, {}))
                 report.work.append(WorkDone(self._place.exchange, client, None, None, self._sent.get(client, 0)))
@@ -119,6 +120,12 @@ class Exchange:
         report.failures.update(self._failures)
         self._place.unread = None
         self._check_answered(answered)
+
+    def _note(self, failure: Failure) -> None:
+        """Tell of a failure, once; raises where the run ends with it."""
+        if failure.client not in self._noted:
+            self._noted.add(failure.client)
+            self._lent.note(failure, self._place.round)
 
     def _keep(self, answer: Answer, up: Mapping[str, int]) -> None:
         """Commit the client's state, and what else its answer, whose reply has such entries, says of its work."""
@@ -161,7 +168,8 @@ class Exchange:
     def _disclosed(self, sums: SumsReplies) -> Iterator[Admission]:
         """The same, once all are there, with sums alone of what shall be summed.
 
-        What checks replies before is what clients check by themselves where a server sees none.
+        What checks replies before is what clients check by themselves where a server sees none. Nothing is summed of a
+        round that is undone, since it is tried again, and clients take part in no sums twice.
         """
         place, answers = self._place, dict[ClientId, Outcome]()
         replies, failures = dict[ClientId, Message](), dict[ClientId, tuple[Outcome, Failure]]()
@@ -171,13 +179,16 @@ class Exchange:
             else:
                 assert isinstance(outcome, Answer)
                 answers[outcome.client], replies[outcome.client] = replace(outcome, payload=b""), reply
+        for _, failure in failures.values():
+            self._note(failure)
+        check_attended(len(self._messages), self._lent.quorum, (failure for _, failure in failures.values()))
         place.report.secure = place.report.secure or SumsReport()
-        asked = self._messages, self._expected, place.server
-        told = sums(self._handler.__name__, replies, failures.keys(), *asked, place.report.secure)
+        asked = self._messages, self._expected
+        told = sums(Exchanged(self._handler.__name__, replies, failures.keys(), *asked, place))
         self._book(told)
         yield from failures.values()
         for client, outcome in answers.items():
-            refused = self._refused(client, Misfit(told.refusal)) if told.refusal else None
+            refused = self._refused(client, Misfit(told.refusal)) if told.refusal else told.left.get(client)
             yield outcome, refused or told.replies[client]
 
     def _book(self, told: Disclosed) -> None:

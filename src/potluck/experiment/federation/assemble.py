@@ -42,10 +42,6 @@ from potluck.models.contract import StagedNet
 from potluck.models.fitting import FeatureFit, fitted
 from potluck.models.initial import Begun
 
-NO_NOISE_AT_NODES = (
-    "run.private_weights: expected none with clients on other machines, which add no noise yet; leave it out"
-)
-
 
 @dataclass(frozen=True)
 class Assembly:
@@ -189,12 +185,6 @@ def assemble_server(experiment: Experiment, matched: MatchedClasses | None = Non
         )
     if experiment.run.attackers is not None:
         raise ConfigError("run.attackers: expected none with clients on other machines; leave it out")
-    if experiment.run.private_weights is not None:
-        raise ConfigError(NO_NOISE_AT_NODES)
-    if experiment.run.secure_sums is not None:
-        raise ConfigError(
-            "run.secure_sums: expected none with clients on other machines, which do not sum yet; leave it out"
-        )
     matched = matched or common_classes(experiment)
     public, test = common_of(experiment, matched)
     architectures, server_architecture = architectures_of(experiment, matched.width, matched.common.input_shape)

@@ -5,6 +5,7 @@ from collections.abc import Generator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from potluck.core.ground.errors import PotluckError
 from potluck.engine.disk.files import sync, write_atomically
@@ -20,6 +21,9 @@ from potluck.experiment.watching.observers import Observer
 from potluck.experiment.watching.progress import ProgressFile
 from potluck.locks import locked
 from potluck.records import CONFIG, LOCK
+
+if TYPE_CHECKING:
+    from potluck.experiment.running.secure_sums import Adding
 
 log = logging.getLogger(__name__)
 _LOOK = 0.5  # seconds
@@ -48,10 +52,12 @@ def prepare(
     folder: Path,
     choice: ChosenExecutor | None = None,
     store: ClientStore | None = None,
+    adding: "Adding | None" = None,
 ) -> Run:
     """The run in this folder, at its start or its last checkpoint, with configuration and manifest written.
 
-    A `choice` of executor and a `store` of clients' states take precedence over the configuration's.
+    A `choice` of executor and a `store` of clients' states take precedence over the configuration's. What carries out
+    secure sums is by default this process.
 
     Raises:
         ConfigError: the federation lacks what the method needs.
@@ -59,7 +65,9 @@ def prepare(
             written.
         StorageError: the folder cannot be written to; its content is unchanged.
     """
-    run = Run(experiment.method, assembly.federation, experiment.run, folder, choice, store, experiment.settings())
+    run = Run(
+        experiment.method, assembly.federation, experiment.run, folder, choice, store, experiment.settings(), adding
+    )
     run.load()  # a damaged checkpoint is refused before anything is written
     try:
         chosen = experiment.run.computing

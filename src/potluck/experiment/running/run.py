@@ -75,13 +75,9 @@ from potluck.twin.clock import AsynchronousTwinClock, TwinClock
 from potluck.twin.devices import Fleet
 
 if TYPE_CHECKING:
-    from potluck.experiment.running.secure_sums import SumsHere
+    from potluck.experiment.running.secure_sums import Adding, ReplySums
 
 _REMIND_EVERY = 600.0  # seconds, in the log
-_PROTECTS_NOBODY = (
-    "run.secure_sums: all clients are on this machine, which sees their replies: it shows what sums do to the run and"
-    " what they cost, and protects nobody"
-)
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -98,6 +94,7 @@ class Run:
         choice: the executor; by default chosen by the configuration.
         store: for clients' states; by default in the folder.
         settings: the tables that the above was resolved from, for the checkpoint; by default those of method and run.
+        adding: carries out secure sums, if the run has any; by default in this process.
 
     Attributes:
         notes: after `load`, notes for the user on the folder's checkpoint and on this machine.
@@ -117,6 +114,7 @@ class Run:
         choice: ChosenExecutor | None = None,
         store: ClientStore | None = None,
         settings: Tree | None = None,
+        adding: "Adding | None" = None,
     ) -> None:
         check_installed(config.track)
         if config.track and folder is None:
@@ -138,7 +136,8 @@ class Run:
         rehearse(federation, common_test=config.common_test)
         if config.clip_update is not None:
             check_has_updates(method)
-        self._sums = _sums_here(method, federation, config)
+        self._sums = _sums(method, federation, config, adding)
+        self._alone = adding is None
         self._config = config
         self._folder = folder
         self._all_settings = in_json(_settings(method, config) if settings is None else settings)
@@ -197,7 +196,7 @@ class Run:
     def privacy(self) -> str | None:
         """The statement of the privacy that it has spent; None if nothing claims any."""
         if (of_sums := self._config.private_weights) is not None:
-            return of_sums.statement(self.releases)
+            return of_sums.statement(self.releases, self._alone)
         return self._engine.method.privacy_statement(self.releases)
 
     @property
@@ -312,7 +311,7 @@ class Run:
         for note in (*self.notes, *_one_class(self._engine.federation)):
             log.warning("%s", note)
         if self._sums:
-            log.warning(_PROTECTS_NOBODY, extra=ON_SCREEN)
+            log.warning("%s", self._sums.warning, extra=ON_SCREEN)
         if self._records and self._checkpoints:
             self._checkpoints.prepare()
             self._records.drop_excess()
@@ -552,7 +551,9 @@ def _arrivals(config: RunConfig, executor: Executor, clients: Sequence[ClientId]
     return ArrivalClock(cast(OneByOne, executor), clients)
 
 
-def _sums_here(method: Method[Any], federation: Federation, config: RunConfig) -> "SumsHere | None":
+def _sums(
+    method: Method[Any], federation: Federation, config: RunConfig, adding: "Adding | None"
+) -> "ReplySums | None":
     """What sums the replies of a run; None if nothing does.
 
     Raises:
@@ -564,9 +565,10 @@ def _sums_here(method: Method[Any], federation: Federation, config: RunConfig) -
         raise ConfigError(
             "run.secure_sums: cryptography is not installed, by which they hide: pip install 'potluck[flower]'"
         )
-    from potluck.experiment.running.secure_sums import SumsHere
+    from potluck.experiment.running.secure_sums import AddingHere, ReplySums, sum_noise
 
-    return SumsHere(method, federation, config.secure_sums, config.private_weights, config.clip_update or 0.0)
+    noise = sum_noise(config)
+    return ReplySums(method, federation, config.secure_sums, adding or AddingHere(noise), noise)
 
 
 def _close(engine: Engine, process: int) -> None:

@@ -15,6 +15,7 @@ from potluck.engine.numerics.numerics import Numerics
 from potluck.experiment.federation.assemble import builder_of
 from potluck.experiment.settings.schema import ModelSpec
 from potluck.flower.node.audit import last_digest
+from potluck.flower.node.peers import read_peers
 from potluck.flower.node.policy import Policy
 from potluck.models.initial import file_digest
 
@@ -40,6 +41,8 @@ class NodeConfig:
         train_only: names of the modules of its own model that are trained, "head" for the head; none freeze nothing.
         most_disk_gib: the most GiB that the folder for its state may take; None for any number.
         most_memory_gib: the most GiB of memory that its worker may have, on Linux; None for any number.
+        peers: the file with the keys of those with whom alone it sums securely, see `potluck.flower.node.peers`; None
+            to believe the server's.
     """
 
     state: Path
@@ -54,6 +57,7 @@ class NodeConfig:
     train_only: tuple[str, ...] = ()
     most_disk_gib: float | None = None
     most_memory_gib: float | None = None
+    peers: Path | None = None
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> "NodeConfig":
@@ -66,8 +70,8 @@ class NodeConfig:
             raise ConfigError("the node's configuration has no 'state'; expected a folder: potluck join --state FOLDER")
         model, capacity = config.get("model"), config.get("capacity")
         disk, memory = config.get("most_disk_gib"), config.get("most_memory_gib")
-        places = ("data", "policy", "audit", "weights")
-        data, policy, audit, weights = (Path(str(config[key])) if key in config else None for key in places)
+        places = ("data", "policy", "audit", "weights", "peers")
+        data, policy, audit, weights, peers = (Path(str(config[key])) if key in config else None for key in places)
         return cls(
             state=Path(str(config["state"])),
             data=data,
@@ -81,10 +85,11 @@ class NodeConfig:
             train_only=tuple(name for name in str(config.get("train_only", "")).split(",") if name),
             most_disk_gib=None if disk is None else float(disk),
             most_memory_gib=None if memory is None else float(memory),
+            peers=peers,
         )
 
     def check(self) -> None:
-        """Check that device, data, model, weights, code, policy and audit log are sound, before a server asks.
+        """Check that device, data, model, weights, code, policy, peers and audit log are sound, before a server asks.
 
         Raises:
             ConfigError: there is no such device; the model cannot be built, or there is one without data; a file is
@@ -102,6 +107,7 @@ class NodeConfig:
                 f"--train-only {self.train_only[0]} needs --model: of its model the server says it itself"
             )
         Policy.read(self.policy)
+        read_peers(self.peers)
         last_digest(self.audit_log)
         if self.data is None:
             if self.model is not None or self.capacity is not None:
@@ -137,7 +143,8 @@ class NodeConfig:
 
     def as_config(self) -> dict[str, str | float]:
         """The configuration in the form that `of` reads."""
-        files = {"data": self.data, "policy": self.policy, "audit": self.audit, "weights": self.weights}
+        names = ("data", "policy", "audit", "weights", "peers")
+        files: dict[str, Path | None] = {name: getattr(self, name) for name in names}
         places = {"state": self.state.resolve(), **{name: place and place.resolve() for name, place in files.items()}}
         told = {**{name: place and str(place) for name, place in places.items()}, "model": self.model}
         told["train_only"] = ",".join(self.train_only) or None

@@ -68,8 +68,8 @@ def confine(home: NodeConfig) -> None:
     )
     written = [home.state, home.audit_log, *caches, *map(Path, _DEVICES)]
     folders = [path.parent if path.suffix == ".py" else path for path in home.named]  # code imports what lies beside it
-    policy = [] if home.policy is None else [home.policy]
-    read = [*written, *policy, *copies, *folders, *_installed(), *map(Path, (*_SYSTEM, *_SYSTEM_FILES))]
+    lists = [path for path in (home.policy, home.peers) if path is not None]
+    read = [*written, *lists, *copies, *folders, *_installed(), *map(Path, (*_SYSTEM, *_SYSTEM_FILES))]
     sys.addaudithook(_wall(_below(read), _below(written)))
 
 

@@ -39,6 +39,7 @@ class Policy(Checked):
             settings, and the fewest training examples with which the node takes part.
         privacy: "required" for methods alone whose features leave clipped and with calibrated noise. Their weights are
             sent as they are.
+        least_summed: the least number of clients whose numbers are summed, in runs with secure sums.
     """
 
     methods: tuple[str, ...] | None = None
@@ -47,6 +48,7 @@ class Policy(Checked):
     bytes_a_round: Rounds | None = None
     least_batch: Rounds | None = None
     privacy: Literal["required", "any"] = "any"
+    least_summed: Annotated[int, at_least(3)] | None = None
 
     def __post_init__(self) -> None:
         for key, allowed in self.settings.items():

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,10 +20,10 @@ from potluck.core.roles import Failure
 from potluck.data.dataset import Dataset
 from potluck.data.datasets import list_datasets
 from potluck.engine.answers.inspection import check_inputs, check_targets
-from potluck.engine.client.runtime import ClientRuntime, Job, Outcome
+from potluck.engine.client.runtime import ClientRuntime, Outcome
 from potluck.engine.client.session import Answer, Call, failure
+from potluck.engine.rounds.sums import SECURE_SUMS
 from potluck.experiment.federation.assemble import (
-    NO_NOISE_AT_NODES,
     architectures_of,
     assemble,
     builder_of,
@@ -36,19 +36,34 @@ from potluck.experiment.federation.assemble import (
 )
 from potluck.experiment.federation.own_classes import classes_held, of_classes
 from potluck.experiment.federation.rehearsal import rehearse
+from potluck.experiment.running.secure_sums import check_sums_suffice, sum_noise
 from potluck.experiment.settings.resolve import of_vocabulary
 from potluck.experiment.settings.schema import Experiment, ModelSpec
+from potluck.experiment.settings.secure import SecureRule
 from potluck.flower import JOB, REFUSAL, Envelope
 from potluck.flower.node.asked import asked
 from potluck.flower.node.audit import Audit
 from potluck.flower.node.config import NOTHING_OF_ITS_OWN, NodeConfig
+from potluck.flower.node.peers import identity_in, public_text, read_peers
 from potluck.flower.node.policy import Policy, Tally
 from potluck.flower.node.room import Room, of_limits
 from potluck.flower.node.store import NodeStore
+from potluck.flower.node.sums import NodeSums, Trust
 from potluck.flower.wire.classes import Classes, sendable
 from potluck.flower.wire.introduction import Introduction, Network
-from potluck.flower.wire.schemas import LONGEST_NAME, ClientNumber, Header, from_outcome, read, to_job
+from potluck.flower.wire.schemas import (
+    LONGEST_NAME,
+    ClientNumber,
+    Header,
+    NodeJob,
+    SumsStep,
+    from_outcome,
+    read,
+    to_job,
+)
 from potluck.flower.wire.software import ServerSoftwareEntries, Software
+from potluck.secure import ANSWERS
+from potluck.secure.agreement import SecureRefusal
 
 
 class Node:
@@ -60,23 +75,35 @@ class Node:
         host: the runtime of the run's method.
         store: the store of the client's state.
         torch_threads: torch's threads, as configured for the run.
+        sums: the client's part in secure sums; None if the run has none.
     """
 
     def __init__(
-        self, client: ClientId, federation: Federation, host: ClientRuntime, store: NodeStore, torch_threads: int = 1
+        self,
+        client: ClientId,
+        federation: Federation,
+        host: ClientRuntime,
+        store: NodeStore,
+        torch_threads: int = 1,
+        sums: NodeSums | None = None,
     ) -> None:
         self._client = client
         self._federation = federation
         self._host = host
         self._store = store
         self._threads = torch_threads
+        self._sums = sums
 
-    def execute(self, job: Job) -> Outcome:
+    def execute(self, job: NodeJob) -> Outcome:
         """Do a job; the client's state is on disk before the outcome is returned."""
-        name = self._host.full_name(job.handler) if isinstance(job, Call) else "evaluation"
+        name = _name_of(job, self._host)
         if job.client != self._client:
             return failure(job.client, name, ConfigError(f"this node is client {self._client}"))
         try:
+            if isinstance(job, SumsStep):
+                return self._added(job)
+            if isinstance(job, Call) and self._sums is not None and (said := self._sums.again(job)) is not None:
+                return said
             known = None if job.record is None else self._store.read(job.record.decode("ascii"))
             with threads(self._threads):
                 outcome = self._host.execute(replace(job, record=known))
@@ -86,7 +113,26 @@ class Node:
             return outcome
         released = self._store.count(outcome.releases)  # before anything is sent, whether or not it arrives
         record = self._store.write(outcome.record, job.record, job.round)
-        return replace(outcome, record=record, released=released)
+        return self._told(job, replace(outcome, record=record, released=released))
+
+    def _told(self, call: Call, answer: Answer) -> Answer | Failure:
+        """The answer as the server gets it: where numbers are summed securely, without them."""
+        if self._sums is None:
+            return answer
+        try:
+            return self._sums.keep_back(call, answer)
+        except Exception as error:
+            return failure(call.client, self._host.full_name(call.handler), error)
+
+    def _added(self, step: SumsStep) -> Answer:
+        """The answer to a step of secure sums.
+
+        Raises:
+            SecureRefusal: the run has none, or this client does not go on with these.
+        """
+        if self._sums is None:
+            raise SecureRefusal("found a step of secure sums; expected none in a run without run.secure_sums")
+        return self._sums.answer(step)
 
     def introduce(self, classes: tuple[str, ...] | None) -> Introduction:
         """What the server needs to know of the client, and nothing more.
@@ -136,7 +182,7 @@ class NodeService:
         self._config = config
         self._setting: str | None = None
         self._found: NodeInRun | None = None
-        self._policy = Policy.read(config.policy)
+        self._policy, self._peers = Policy.read(config.policy), read_peers(config.peers)
         self._tally = Tally(config.state / "tally.json", self._policy)
         self._audit = Audit(config.audit_log)
         self._room = Room(config.state, config.most_disk_gib)
@@ -165,7 +211,7 @@ class NodeService:
         except Exception as error:
             return from_outcome(self._within_limits(failure(job.client, "the node", error)))
 
-    def _done(self, job: Job, header: Mapping[str, Any]) -> Envelope:
+    def _done(self, job: NodeJob, header: Mapping[str, Any]) -> Envelope:
         """The outcome of a job that the owner's policy allows, of a size that it allows."""
         self._room.check()
         found = self._node(header)
@@ -189,14 +235,14 @@ class NodeService:
         setting = json.dumps([*entries, said.software and said.software.model_dump()])
         if self._found is None or setting != self._setting:
             self._found = None
-            self._found, self._setting = node_at(self._config, header, self._policy), setting
+            self._found, self._setting = node_at(self._config, header, self._policy, self._peers), setting
         return self._found
 
     def _facts(self, kind: str, header: Mapping[str, Any], answer: Envelope) -> dict[str, Any]:
         """The audit log's line on a message and its answer; the experiment's settings if they were not the last."""
         said, payload = answer
         refused = said.get("refusal") or said.get("failure", {}).get("reason")
-        asked = "introduction" if kind != JOB else one_line(str(header.get("handler", "evaluation")), LONGEST_NAME)
+        asked = _asked_for(kind, header)
         facts: dict[str, Any] = {"asked": asked, "run": one_line(str(header.get("run")), LONGEST_NAME)}
         facts |= {"round": header.get("round") if isinstance(header.get("round"), int) else None, "refused": refused}
         if kind == REFUSAL:
@@ -238,6 +284,22 @@ def _without_content(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {**settings, "federation": {**federation, "columns": {**federation["columns"], "known": told}}}
 
 
+def _name_of(job: NodeJob, host: ClientRuntime) -> str:
+    if isinstance(job, SumsStep):
+        return SECURE_SUMS
+    return host.full_name(job.handler) if isinstance(job, Call) else "evaluation"
+
+
+def _asked_for(kind: str, header: Mapping[str, Any]) -> str:
+    """What a message asks for, in a word or two, for the audit log."""
+    if kind != JOB:
+        return "introduction"
+    step = header.get("step")
+    if isinstance(step, int) and 0 <= step < len(ANSWERS):
+        return f"{SECURE_SUMS}: {ANSWERS[step]}"
+    return one_line(str(header.get("handler", "evaluation")), LONGEST_NAME)
+
+
 def _size(said: Mapping[str, Any], payload: bytes) -> int:
     """The bytes of an answer: of its header as JSON, and of its payload."""
     return len(json.dumps(dict(said))) + len(payload)
@@ -251,7 +313,12 @@ def _entries(payload: bytes) -> dict[str, int]:
         return {"payload": len(payload)}
 
 
-def node_at(config: NodeConfig, header: Mapping[str, Any], policy: Policy | None = None) -> NodeInRun:
+def node_at(
+    config: NodeConfig,
+    header: Mapping[str, Any],
+    policy: Policy | None = None,
+    peers: Collection[bytes] | None = None,
+) -> NodeInRun:
     """The node described by the header of the server's messages, and its introduction.
 
     Args:
@@ -259,6 +326,7 @@ def node_at(config: NodeConfig, header: Mapping[str, Any], policy: Policy | None
         header: the experiment's tables, the run's name, which client this is, the federation's classes, a digest of the
             method's file, and the server's software.
         policy: what its owner lets servers ask.
+        peers: the keys of those with whom alone it sums, and without whom it takes part in nothing; None for no list.
 
     Raises:
         ConfigError: owner and server disagree on the client or on what this node may run and read, its policy forbids
@@ -272,16 +340,19 @@ def node_at(config: NodeConfig, header: Mapping[str, Any], policy: Policy | None
     experiment = asked(said.experiment, config, said.client, said.code)
     own = own_of(config, experiment, said.client, said.classes)
     federation = own.federation
-    (policy or Policy()).check(experiment, len(federation.sites[said.client].train))
+    policy = policy or Policy()
+    policy.check(experiment, len(federation.sites[said.client].train))
+    trust = _trust(config, experiment, policy, peers)
     check_inputs(federation)
     check_targets(federation, whole=False)
     rehearse(federation)
     run = experiment.run
-    if run.private_weights is not None:
-        raise ConfigError(NO_NOISE_AT_NODES)
     host = ClientRuntime(experiment.method, federation, run.seed, run.computing, run.clipping)
-    node = Node(said.client, federation, host, store, run.threads)
+    sums = None if trust is None else NodeSums(said.client, said.run, host, store, trust, sum_noise(run))
+    node = Node(said.client, federation, host, store, run.threads, sums)
     introduction = node.introduce(own.classes)
+    if trust is not None:
+        introduction = replace(introduction, sums_key=public_text(trust.identity))
     name, capacity = introduction.architecture, introduction.capacity
     store.pin({"client": said.client, "data": own.checksum, "model": name, "capacity": capacity})
     if said.software is None:
@@ -289,6 +360,24 @@ def node_at(config: NodeConfig, header: Mapping[str, Any], policy: Policy | None
     own = Software.with_method(experiment.method)
     other = None if said.software.others else own.difference(said.software.read())
     return NodeInRun(node, replace(introduction, software=own), experiment, other)
+
+
+def _trust(config: NodeConfig, experiment: Experiment, policy: Policy, peers: Collection[bytes] | None) -> Trust | None:
+    """With whom this node sums; None in a run without secure sums.
+
+    Raises:
+        ConfigError: the method needs single replies; or there are no sums, and the owner has listed peers.
+    """
+    rule = experiment.run.secure_sums
+    if isinstance(rule, SecureRule):
+        check_sums_suffice(experiment.method)
+        return Trust(identity_in(config.state), peers, max(rule.least, policy.least_summed or 0))
+    if peers is not None:
+        raise ConfigError(
+            "this node's owner lists peers, with whom alone it adds up what it sends; found a run without"
+            " run.secure_sums"
+        )
+    return None
 
 
 @dataclass(frozen=True)

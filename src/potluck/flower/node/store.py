@@ -29,6 +29,7 @@ class NodeStore:
         self._folder, self._room = folder, room
         self._journal = folder / "rounds.json"
         self._ledger = folder / "releases.json"
+        self._sums = folder / "sums.json"
 
     def pin(self, facts: Mapping[str, Any]) -> None:
         """Store the facts about the client, or compare them with those stored when the run began.
@@ -106,3 +107,18 @@ class NodeStore:
             raise CheckpointError(f"{self._ledger} is damaged: {error}") from error
         write_atomically(self._ledger, json.dumps(before + releases).encode())
         return before + releases
+
+    def last_sums(self) -> int:
+        """The number of the last secure sums that the client took part in; 0 if there were none.
+
+        Raises:
+            CheckpointError: the number is damaged.
+        """
+        try:
+            return int(json.loads(self._sums.read_text())) if self._sums.is_file() else 0
+        except (ValueError, TypeError) as error:
+            raise CheckpointError(f"{self._sums} is damaged: {error}") from error
+
+    def note_sums(self, number: int) -> None:
+        """Note that the client takes part in these sums; none up to these are repeated."""
+        write_atomically(self._sums, json.dumps(number).encode())

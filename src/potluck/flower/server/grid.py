@@ -3,7 +3,7 @@
 import logging
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -15,16 +15,17 @@ from potluck.core.federation import ClientId
 from potluck.core.ground.errors import WireError
 from potluck.core.ground.text import ON_SCREEN
 from potluck.core.roles import Failure, FailureKind
-from potluck.engine.client.runtime import ClientRuntime, Job, Outcome
+from potluck.engine.client.runtime import ClientRuntime, EvalRequest, Outcome
 from potluck.engine.client.session import Answer, Call
 from potluck.engine.executors import OneByOne, Pending
 from potluck.engine.executors.held import Held
+from potluck.engine.rounds.sums import SECURE_SUMS
 from potluck.experiment.settings.schema import RoundsClose
 from potluck.flower import EVALUATION, JOB, LARGEST_REPLY
 from potluck.flower.server.nodes import ABSENT, Nodes, longest
 from potluck.flower.server.pulling import Pulling
 from potluck.flower.wire.envelope import packed_payload, unwrap, wrap
-from potluck.flower.wire.schemas import from_job, to_outcome
+from potluck.flower.wire.schemas import NodeJob, SumsStep, from_job, to_outcome
 from potluck.twin.timeline import Closing
 
 log = logging.getLogger(__name__)
@@ -43,6 +44,18 @@ _MIXED_UP = {
     True: "its node sent an evaluation in answer to a call",
     False: "its node sent a reply in answer to an evaluation request",
 }
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A job for a node that is no part of an engine's exchange, such as a step of secure sums; see `Pending`."""
+
+    make: Callable[[], NodeJob]
+    most_bytes: int | None
+    arrived: Callable[[Outcome], None] = lambda outcome: None
+
+
+Tasks = Sequence[Pending] | Sequence[Asked]
 
 
 class GridExecutor(OneByOne):
@@ -85,8 +98,15 @@ class GridExecutor(OneByOne):
 
     def run(self, host: ClientRuntime, tasks: Sequence[Pending]) -> Iterator[Outcome]:
         """One outcome for each task, in the order of the tasks; anything wrong or missing is that node's failure."""
+        return self._outcomes(host.full_name, self._close, tasks)
+
+    def steps(self, tasks: Sequence[Asked], needed: int) -> Iterator[Outcome]:
+        """One outcome for each step of secure sums; closed early only if so many have answered as are needed."""
+        return self._outcomes(str, replace(self._close, quorum=needed, over_select=0), tasks)
+
+    def _outcomes(self, full_name: Callable[[str], str], close: RoundsClose, tasks: Tasks) -> Iterator[Outcome]:
         self._nodes.refresh()
-        exchange = _Exchange(self._nodes, host, self._close, tasks, self._late, self._largest)
+        exchange = _Exchange(self._nodes, full_name, close, tasks, self._late, self._largest)
         exchange.send(self._header)
         exchange.wait(self._poll)
         return (exchange.outcomes.pop(place) for place in range(len(tasks)))
@@ -94,7 +114,7 @@ class GridExecutor(OneByOne):
     def begin(self, host: ClientRuntime, task: Pending) -> None:
         """Send a job, whose outcome `ended` gives."""
         self._nodes.refresh()
-        exchange = _Exchange(self._nodes, host, self._close, [task], self._late, self._largest)
+        exchange = _Exchange(self._nodes, host.full_name, self._close, [task], self._late, self._largest)
         exchange.send(self._header)
         self._alone.add(exchange)
 
@@ -113,7 +133,7 @@ class _Sent:
     """A job that is waiting for its outcome."""
 
     place: int
-    job: Job
+    job: NodeJob
     started: float | None
     most_bytes: int
 
@@ -124,16 +144,16 @@ class _Exchange:
     def __init__(
         self,
         nodes: Nodes,
-        host: ClientRuntime,
+        full_name: Callable[[str], str],
         close: RoundsClose,
-        tasks: Sequence[Pending],
+        tasks: Tasks,
         late: "_Late",
         largest: int,
     ) -> None:
         self.outcomes = Held(lambda place, outcome: tasks[place].arrived(outcome))
         self._tasks = tasks
         self._nodes = nodes
-        self._host = host
+        self._full_name = full_name
         self._largest = largest
         self._quorum = min(close.quorum, len(tasks))
         self._over_select = close.over_select
@@ -151,13 +171,15 @@ class _Exchange:
         for _, alike in groupby(jobs, key=lambda placed: id(placed[1].payload)):
             self._push(dict(alike), header, {place: task.most_bytes for place, task in enumerate(self._tasks)})
 
-    def _push(self, jobs: Mapping[int, Job], header: Mapping[str, Any], most_bytes: Mapping[int, int | None]) -> None:
+    def _push(
+        self, jobs: Mapping[int, NodeJob], header: Mapping[str, Any], most_bytes: Mapping[int, int | None]
+    ) -> None:
         """Push jobs with the same payload."""
         first = next(iter(jobs.values()))
         if isinstance(first, Call):  # an evaluation is of all
             self._enough = Closing(over_select=self._over_select).enough(len(self._tasks))
         payload = packed_payload(first.payload)
-        going: list[tuple[int, Job]] = []
+        going: list[tuple[int, NodeJob]] = []
         busy = self._late.clients()
         messages: list[Message] = []
         for place, job in jobs.items():
@@ -254,7 +276,7 @@ class _Exchange:
         sent = self._out.pop(number)
         self.outcomes[sent.place] = self._failure(sent.job, reason, unheard=True, kind=kind, late=late)
 
-    def _outcome(self, job: Job, reply: Message | WireError, most_bytes: int) -> Outcome:
+    def _outcome(self, job: NodeJob, reply: Message | WireError, most_bytes: int) -> Outcome:
         """The outcome in a reply, if it answers this job with no more bytes than its answer may have."""
         if isinstance(reply, WireError):
             return self._failure(job, str(reply))
@@ -270,20 +292,22 @@ class _Exchange:
             return self._failure(job, f"its node answers for client {outcome.client}", unheard=True)
         if isinstance(outcome, Failure):
             return replace(outcome, handler=self._name(job))
-        if isinstance(outcome, Answer) != isinstance(job, Call):
-            return self._failure(job, _MIXED_UP[isinstance(job, Call)], unheard=True)
+        if isinstance(outcome, Answer) == isinstance(job, EvalRequest):
+            return self._failure(job, _MIXED_UP[not isinstance(job, EvalRequest)], unheard=True)
         if (length := len(outcome.payload)) > most_bytes:
             return self._failure(job, f"its answer has {length} bytes; expected at most {most_bytes}", unheard=True)
         return outcome
 
     def _failure(
-        self, job: Job, reason: str, *, unheard: bool = False, kind: FailureKind = "error", late: bool = False
+        self, job: NodeJob, reason: str, *, unheard: bool = False, kind: FailureKind = "error", late: bool = False
     ) -> Failure:
         return Failure(job.client, self._name(job), reason, unheard=unheard, kind=kind, late=late)
 
-    def _name(self, job: Job) -> str:
+    def _name(self, job: NodeJob) -> str:
         """The handler that was called, by the server's own account."""
-        return self._host.full_name(job.handler) if isinstance(job, Call) else "evaluation"
+        if isinstance(job, SumsStep):
+            return SECURE_SUMS
+        return self._full_name(job.handler) if isinstance(job, Call) else "evaluation"
 
 
 class _Alone:
@@ -376,10 +400,10 @@ class _Late:
         self._out.clear()
 
 
-def _group(job: Job) -> str:
+def _group(job: NodeJob) -> str:
     """The group of a job's message, which Flower's logs call the round."""
-    return str(job.round) if isinstance(job, Call) else EVALUATION
+    return EVALUATION if isinstance(job, EvalRequest) else str(job.round)
 
 
-def _without_payload(job: Job) -> Job:
+def _without_payload(job: NodeJob) -> NodeJob:
     return replace(job, payload=b"")

@@ -54,6 +54,7 @@ from potluck.flower.server.nodes import (
     registered_name,
     wait_for_nodes,
 )
+from potluck.flower.server.sums import AddingOverNodes
 from potluck.flower.server.telling import Telling, tell_nodes
 from potluck.flower.wire.classes import told
 from potluck.flower.wire.introduction import Introduction, Network
@@ -120,8 +121,9 @@ def serve(
         nodes = Nodes(grid, met.names)
         assembly = replace(remote_assembly(experiment, base, matched, met.introductions), names=met.spoken_names)
         executor = GridExecutor(nodes, header, experiment.run.rounds_close, largest=largest)
+        adding = None if experiment.run.secure_sums is None else met.adding(executor, folder)
         choice = ChosenExecutor(executor, "flower", len(met.names), "clients are Flower's nodes")
-        run = prepare(experiment, assembly, folder, choice, KeptElsewhere())
+        run = prepare(experiment, assembly, folder, choice, KeptElsewhere(), adding)
         rule = experiment.run.rounds_close.set_aside
         telling = Telling(grid, met.names, name, rule.words if rule else "", refused)
         return execute(run, experiment, folder, telling, *observers)[0]
@@ -158,6 +160,11 @@ class _Met:
         """The names in the order of clients; none if nodes have only numbers, as those without keys."""
         names = tuple(name for _, name in sorted(self.names.items()))
         return () if all(name.isdecimal() for name in names) else names
+
+    def adding(self, executor: GridExecutor, folder: Path) -> AddingOverNodes:
+        """What carries out secure sums with these nodes."""
+        keys = {client: bytes.fromhex(of.sums_key) for client, of in self.introductions.items() if of.sums_key}
+        return AddingOverNodes(executor, self.run, keys, folder)
 
     def to_json(self) -> bytes:
         """The JSON for the run's folder."""
@@ -295,11 +302,21 @@ class _Meeting:
                 f"it has inputs of shape {shown(found.input_shape)} and {found.num_classes} {what}; expected"
                 f" {shown(common.input_shape)} and {width}, as in {common.name}"
             )
+        if self.experiment.run.secure_sums is not None and (why := self._unfit_key(found)) is not None:
+            return why
         if strange := sorted({*(found.classes or ())} - {*self.matched.classes}):
             return self.matched.lacks(strange[0], "its data")
         if found.outputs is not None and self.experiment.federation.classes != "own":
             return "its network has outputs for classes of its own; expected all, or federation.classes = 'own'"
         return self._unfit_model(found)
+
+    def _unfit_key(self, found: Introduction) -> str | None:
+        """Why a node's key for secure sums is none; None if it is one."""
+        if found.sums_key is None:
+            return "it has no key for secure sums: its Potluck has none, or it is a program of its own"
+        if any(other.sums_key == found.sums_key for _, other in self.met.values()):
+            return "its key for secure sums is another node's: each needs a folder --state of its own"
+        return None
 
     def _other_software(self, found: Introduction) -> str | None:
         """How a node's software differs; None if it does not, or is its owner's, as where there is no network."""

@@ -74,6 +74,7 @@ class _Introduced(Header):
     classes: ClassNames | None
     outputs: Annotated[list[_Class], Field(min_length=1, max_length=MOST_CLASSES)] | None
     software: SoftwareEntries | None = None
+    sums_key: Annotated[str, Field(pattern=r"\A[0-9a-f]{64}\z")] | None = None
 
 
 class _Refused(Header):
@@ -126,6 +127,7 @@ class Introduction:
             classes.
         outputs: the federation's numbers of the classes that its network has outputs for, in their order; None if all.
         software: with which it computes; None if it does not say.
+        sums_key: in a run with secure sums, the public key with which it signs its part in them, 64 hex digits.
     """
 
     architecture: str
@@ -139,6 +141,7 @@ class Introduction:
     classes: tuple[str, ...] | None
     outputs: tuple[int, ...] | None = None
     software: Software | None = None
+    sums_key: str | None = None
 
     @classmethod
     def read(cls, header: Mapping[str, Any]) -> "Introduction":
@@ -169,11 +172,13 @@ class Introduction:
             None if found.classes is None else tuple(found.classes),
             None if found.outputs is None else tuple(found.outputs),
             None if found.software is None else found.software.read(),
+            found.sums_key,
         )
 
     def header(self) -> dict[str, Any]:
         """The header for the message, also stored in the run's folder."""
-        told = {} if self.software is None else {"software": self.software.entries()}
+        told: dict[str, Any] = {} if self.software is None else {"software": self.software.entries()}
+        told |= {} if self.sums_key is None else {"sums_key": self.sums_key}
         return {
             "architecture": self.architecture,
             "capacity": self.capacity,

@@ -4,20 +4,23 @@ Both are read by a schema: nothing is converted, and anything that is not in the
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from potluck.core.federation import ClientId
 from potluck.core.ground.errors import WireError
 from potluck.core.ground.notes import MOST_NOTES, NOTE_NAME
 from potluck.core.ground.rng import Key
 from potluck.core.ground.text import one_line
 from potluck.core.roles import Failure, FailureKind
+from potluck.core.summed import Withheld
 from potluck.engine.client.runtime import EvalRequest, EvalResult, EvaluatedPart, Job, Outcome
 from potluck.engine.client.session import Answer, Call
 from potluck.engine.numerics.costs import Cost
 from potluck.flower import Envelope
+from potluck.secure import ANSWERS
 
 MOST_CLIENTS = 10**6
 """The most clients of one federation; a client's id is below."""
@@ -38,6 +41,13 @@ second."""
 
 MOST_MEMORY = 2**50
 """The most bytes of tensors of one call, by the node's own account: a pebibyte."""
+
+MOST_WITHHELD, MOST_NAMES = 50_000, 8
+"""The most tensors that a client keeps back of a reply, as many as a network may have; the most names that lead to one,
+and the most dimensions that it has."""
+
+MOST_EXCHANGES = 2**10
+"""The most exchanges of a round, whose numbers are below."""
 
 MOST_ROUNDS = 10**9
 """The most rounds of a run."""
@@ -71,6 +81,11 @@ class _CallHeader(_Asked):
     key: Annotated[list[Annotated[int, Field(ge=0, lt=2**63)] | Name], Field(min_length=5, max_length=5)]
 
 
+class _SumsStepHeader(_Asked):
+    exchange: Annotated[int, Field(ge=0, lt=MOST_EXCHANGES)]
+    step: Annotated[int, Field(ge=0, lt=len(ANSWERS))]
+
+
 class _EvalRequestHeader(_Asked):
     parts: Annotated[list[EvaluatedPart], Field(max_length=3)]
 
@@ -80,6 +95,11 @@ class _CostEntries(Header):
     memory: Annotated[int, Field(ge=0, le=MOST_MEMORY)]
 
 
+class _WithheldEntries(Header):
+    path: Annotated[list[Name], Field(min_length=1, max_length=MOST_NAMES)]
+    shape: Annotated[list[Annotated[int, Field(ge=0, le=2**40)]], Field(max_length=MOST_NAMES)]
+
+
 class _AnswerEntries(Header):
     losses: Annotated[list[float], Field(max_length=MOST_FITS)]
     record: Digest | None
@@ -87,6 +107,7 @@ class _AnswerEntries(Header):
     released: _Releases | None = None
     notes: Annotated[dict[_NoteName, _Finite], Field(max_length=MOST_NOTES)] = {}
     cost: _CostEntries | None = None
+    withheld: Annotated[list[_WithheldEntries], Field(max_length=MOST_WITHHELD)] = []
 
 
 class _FailureEntries(Header):
@@ -134,21 +155,55 @@ def read(schema: type[HeaderModel], header: Mapping[str, Any], what: str) -> Hea
         raise WireError(f"{what}: {one_line(place, 80)}: {problem['msg'].lower()}, found {found}") from error
 
 
-def from_job(job: Job, setting: Mapping[str, Any]) -> Envelope:
+@dataclass(frozen=True)
+class SumsStep:
+    """What a client is asked at a step of the secure sums of an exchange; it is answered by an `Answer`'s payload.
+
+    Attributes:
+        payload: the request, see `potluck.secure.steps`.
+        record: none; a step changes no state.
+        round: of the exchange.
+        exchange: its number within the round.
+        step: from 0, see `potluck.secure.ANSWERS`.
+    """
+
+    client: ClientId
+    payload: bytes
+    round: int
+    exchange: int
+    step: int
+    record: bytes | None = None
+
+
+NodeJob = Job | SumsStep
+"""What a node is asked to do."""
+
+
+def sums_number(round_number: int, exchange: int) -> int:
+    """The number of an exchange's sums, which grows from exchange to exchange of a run."""
+    return round_number * MOST_EXCHANGES + exchange
+
+
+def from_job(job: NodeJob, setting: Mapping[str, Any]) -> Envelope:
     """A job for a node; its `record` is the name of the state that the node keeps. `setting` describes the run."""
     header = {**setting, "client": job.client, "record": _text(job.record), "round": job.round}
     if isinstance(job, Call):
         return {**header, "handler": job.handler, "key": list(job.key.path)}, job.payload
+    if isinstance(job, SumsStep):
+        return {**header, "exchange": job.exchange, "step": job.step}, job.payload
     return {**header, "parts": list(job.parts)}, job.payload
 
 
-def to_job(envelope: Envelope) -> Job:
+def to_job(envelope: Envelope) -> NodeJob:
     """The job that `from_job` wrote.
 
     Raises:
         WireError: `from_job` did not write it.
     """
     header, payload = envelope
+    if "step" in header:
+        step = read(_SumsStepHeader, header, "not a job of Potluck's")
+        return SumsStep(step.client, payload, step.round, step.exchange, step.step)
     if "handler" not in header:
         asked = read(_EvalRequestHeader, header, "not a job of Potluck's")
         return EvalRequest(asked.client, payload, _bytes(asked.record), tuple(asked.parts), asked.round)
@@ -163,6 +218,8 @@ def from_outcome(outcome: Outcome) -> Envelope:
         header = {"losses": list(outcome.losses), "record": _text(outcome.record)}
         header |= {"releases": outcome.releases, "released": outcome.released, "notes": dict(outcome.notes)}
         header |= {} if outcome.cost is None else {"cost": asdict(outcome.cost)}
+        withheld = [{"path": list(one.path), "shape": list(one.shape)} for one in outcome.withheld]
+        header |= {"withheld": withheld} if withheld else {}
         return {"client": outcome.client, "answer": header}, outcome.payload
     if isinstance(outcome, Failure):
         header = {"handler": outcome.handler, "reason": outcome.reason, "trace": outcome.trace, "kind": outcome.kind}
@@ -190,7 +247,9 @@ def to_outcome(envelope: Envelope) -> Outcome:
     answer = found.answer
     record, losses = _bytes(answer.record), tuple(answer.losses)
     cost = None if answer.cost is None else Cost(answer.cost.flops, answer.cost.memory)
-    return Answer(found.client, payload, record, losses, answer.releases, answer.released, answer.notes, cost)
+    withheld = tuple(Withheld(tuple(one.path), tuple(one.shape)) for one in answer.withheld)
+    numbers = answer.releases, answer.released, answer.notes, cost
+    return Answer(found.client, payload, record, losses, *numbers, withheld)
 
 
 def _text(record: bytes | None) -> str | None:
