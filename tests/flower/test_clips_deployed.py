@@ -18,6 +18,7 @@ CLIP = 0.05
 def tables(clients=2, method=None, **run):
     tree = deepcopy(TWO_CLIENTS)
     tree["federation"]["clients"] = clients
+    tree["federation"]["models"] = [{"name": "mlp2", "width": 8}]
     tree["method"] |= method or {}
     tree["run"] |= {"rounds": 2, "evaluate_every": 2, "outlier_factor": 0, "clip_update": CLIP, **run}
     return tree

@@ -46,7 +46,8 @@ def test_no_update_is_longer_than_agreed_to_the_last_bit(most, start, dtype):
         reply, of = trained(start=start, dtype=dtype, seed=seed)
         clipped, scale = clipped_update(reply, of, most)
         assert length(clipped, of) <= most
-        assert 0 <= scale < 1
+        assert 0 <= scale <= 1
+        assert (scale < 1) == (length(reply, of) > most)
         assert {tensor_at(clipped, path).dtype for path in of.tensors} == {dtype}
 
 
@@ -71,10 +72,11 @@ def test_a_short_update_and_all_that_is_in_no_sum_stay_as_they_are():
 
 
 def test_what_rounding_cannot_move_so_little_is_not_moved():
-    reply, of = trained(start=1e6)
-    clipped, scale = clipped_update(reply, of, 1e-7)
-    assert scale == 0.0
-    assert_close(clipped["weights"]["w"], of.tensors["weights", "w"].keep, **EXACTLY)
+    sent = torch.full((50,), 1e6)
+    of = ToSum({("w",): Summed("w", (50,), (slice(0, 50),), sent)})
+    clipped, scale = clipped_update(Message(w=sent + 1.0), of, 1e-3)
+    assert_close(clipped["w"], sent, **EXACTLY)
+    assert 0 <= scale < 1e-3
 
 
 @pytest.mark.parametrize("wrong", [math.nan, math.inf])

@@ -12,8 +12,6 @@ from potluck.core.message import Message
 from potluck.core.schema import Path
 from potluck.core.summed import ToSum, tensor_at, with_tensors
 
-_TRIES = 8  # to shorten once more what rounding has made too long
-
 
 @dataclass(frozen=True)
 class Clipping:
@@ -71,14 +69,13 @@ def clipped_update(reply: Message, of: ToSum, most: float) -> tuple[Message, flo
         raise DivergenceError("its update is NaN or infinite, and cannot be clipped")
     if length <= most:
         return reply, 1.0
-    goal = most
-    for _ in range(_TRIES):
+    goal, more = most, 2.0
+    while True:
         scale = goal / length
         moved = {path: _towards(kept[path], tensor, scale) for path, tensor in own.items()}
-        if (over := _length(moved, kept) - most) <= 0:
+        if (over := _length(moved, kept) - most) <= 0 or not goal:
             return with_tensors(reply, moved), scale
-        goal = max(0.0, goal - 2 * over)
-    return with_tensors(reply, {path: kept[path].to(tensor.dtype) for path, tensor in own.items()}), 0.0
+        goal, more = max(0.0, goal - more * over), 2 * more  # rounding has made it too long
 
 
 def not_private(reply: Message, of: ToSum) -> str:
