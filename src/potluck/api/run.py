@@ -202,7 +202,7 @@ def _in_memory(experiment: Experiment, assembly: Assembly, observers: Sequence[O
         metric=federation.task.primary,
         rounds=tuple(result.rounds),
         scores=tuple(seen.scores),
-        privacy=experiment.method.privacy_statement(run.releases),
+        privacy=run.privacy,
         _evaluate=lambda: result.evaluation,
         _train=lambda: run.trained(assembly.classes),
     )

@@ -64,6 +64,7 @@ def overhear(engine: Engine, state: Any) -> Overheard:
         store=store,
         executor=(hearing := Hearing()),
         computing=engine.runtime.computing,
+        clipping=engine.runtime.clipping,
     )
     number = engine.rounds_done + 1
     copy.round(number, state, ids)

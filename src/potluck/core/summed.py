@@ -138,6 +138,14 @@ def put_at(entries: dict[str, Any], path: Path, value: Tensor) -> None:
     entries[last] = value
 
 
+def with_tensors(reply: Message, tensors: Mapping[Path, Tensor]) -> Message:
+    """The reply with other tensors where these names lead; what it was made of stays as it is."""
+    entries = dict(reply)
+    for path, tensor in tensors.items():
+        put(entries, path, tensor)
+    return Message(**entries)
+
+
 def _kind_at(kind: Kind, path: Path) -> Kind:
     """The type of the entry to which these names lead, as far as it is declared."""
     for name in path:

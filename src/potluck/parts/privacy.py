@@ -1,20 +1,23 @@
-"""The Gaussian mechanism for features that leave a client: clipping, noise, and the privacy spent by several releases.
+"""The Gaussian mechanism, for features that leave a client and for sums of weights: noise, and the privacy spent.
 
-After FedIN's revision, appendix D, with what its claim needs: features are clipped, so that its assumption D.1 holds;
-they come from weights that were not trained on the example to be replaced; the logarithm of eq. 22 is the natural one;
-noise is given as a standard deviation. `docs/concepts/privacy.md` states what is proven, and what is not protected.
+For features it is that of FedIN's revision, appendix D, with what its claim needs: features are clipped, so that its
+assumption D.1 holds; they come from weights that were not trained on the example to be replaced; the logarithm of eq.
+22 is the natural one; noise is given as a standard deviation. `docs/concepts/privacy.md` states what is proven, and
+what is not protected.
 """
 
 import logging
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from decimal import ROUND_CEILING, Context
 from functools import partial
 from os import urandom
 from typing import Annotated, Literal, TypeVar, get_args
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from potluck.core.federation import ClientId
@@ -33,8 +36,16 @@ Calibration = Literal["analytic", "classical"]
 _PAIR = 2
 """The number of features that are released for an example: s_in and s_out."""
 
+_OF_ONE_PROCESS = "In this run one process had all replies and all noise, from which nobody was protected."
+_OF_NODES = (
+    "A server that does not keep to the protocol is one of those who see the sums for nodes that list their peers."
+)
+
 _BITS = 52
 """Random bits of a uniform number, so that it and the half step beside it are exact in double precision."""
+
+FURTHEST = 8.3
+"""More than the largest size of the noise that can be drawn, in standard deviations: the 2^-53 quantile is 8.21."""
 
 
 def sigma_for(epsilon: float, delta: float, sensitivity: float, calibration: Calibration = "analytic") -> float:
@@ -81,6 +92,24 @@ def delta_of(sigma: float, epsilon: float, sensitivity: float = 1.0) -> float:
     if a > 0:
         return 0.5 * math.erfc(-a / math.sqrt(2)) - scale * _erfcx(half + tilt)
     return scale * (_erfcx(-a) - _erfcx(half + tilt))
+
+
+def epsilon_of(sigma: float, delta: float, releases: int, sensitivity: float = 1.0) -> float:
+    """The least epsilon that this many Gaussian releases satisfy together.
+
+    Args:
+        sigma: the standard deviation of each one's noise.
+        delta: of all together.
+        releases: how many there are.
+        sensitivity: how far two neighbouring inputs can move each result, in L2.
+
+    Raises:
+        ValueError: there are no releases, which have no epsilon.
+    """
+    if releases < 1:
+        raise ValueError(f"releases: expected at least 1, found {releases}")
+    together = sigma / math.sqrt(releases)
+    return _least(lambda epsilon: delta_of(together, epsilon, sensitivity) <= delta)
 
 
 @dataclass(frozen=True)
@@ -168,10 +197,7 @@ class FeaturePrivacy(Checked):
         Raises:
             ValueError: there are no releases, which have no epsilon.
         """
-        if releases < 1:
-            raise ValueError(f"releases: expected at least 1, found {releases}")
-        sigma = self.sigma / math.sqrt(releases)
-        return _least(lambda epsilon: delta_of(sigma, epsilon, self.sensitivity) <= self.delta)
+        return epsilon_of(self.sigma, self.delta, releases, self.sensitivity)
 
     def statement(self, releases: Mapping[ClientId, Releases]) -> str:
         """The statement of the privacy that a run's features have spent, and of its limits."""
@@ -198,6 +224,96 @@ class FeaturePrivacy(Checked):
             log.warning("features of %d of %d examples are not finite; zeros stand for them", wrong, len(rows))
         rows = torch.where(finite, rows, 0.0)
         return (rows * (self.clip / rows.norm(dim=1, keepdim=True).clamp(min=self.clip))).view(features.shape)
+
+
+@dataclass(frozen=True)
+class SumPrivacy(Checked):
+    """Sums of which no single client's part can be told: each client adds Gaussian noise of its own to what it adds.
+
+    A client's update is no longer than the clip in L2, so leaving it out moves a sum by at most that. However many
+    leave that may, the noise of those who stay is together `noise_multiplier` times the clip, or more.
+
+    Attributes:
+        noise_multiplier: the least standard deviation of the noise in a sum, in clips.
+        delta: of all that a client adds in a run together, in the run's statement.
+    """
+
+    noise_multiplier: Annotated[float, above(0)]
+    delta: Annotated[float, above(0), below(1)]
+
+    def deviation(self, clip: float, members: int, may_leave: int) -> float:
+        """The standard deviation of the noise that each client adds to a number.
+
+        Args:
+            clip: the longest update.
+            members: how many clients of the exchange have this number.
+            may_leave: how many clients of the exchange may leave, or help whoever sees the sum, all together.
+        """
+        return self.noise_multiplier * clip / math.sqrt(max(1, members - may_leave))
+
+    def noisy(
+        self,
+        values: Mapping[str, Tensor],
+        clip: float,
+        blocks: Iterable[tuple[NDArray[np.int64], int]],
+        may_leave: int,
+    ) -> dict[str, Tensor]:
+        """What a client adds to sums, with its noise, in double precision.
+
+        Args:
+            values: its tensors by name.
+            clip: the longest update.
+            blocks: numbers that the same clients have: where they lie among the client's own, int64 (n,), which are
+                those of its tensors by name in ascending order, one after the other, and how many clients have them.
+            may_leave: as of `deviation`.
+
+        Raises:
+            ValueError: the blocks do not name each number once, so that one would have no noise.
+        """
+        names = sorted(values)
+        deviations = torch.zeros(sum(values[name].numel() for name in names), dtype=torch.float64)
+        for places, members in blocks:
+            deviations[torch.from_numpy(places)] += self.deviation(clip, members, may_leave)
+        if not bool((deviations > 0).all()):
+            raise ValueError("a number that is to be summed is in no block, and would have no noise")
+        noise = deviations * _noise(deviations.shape)
+        parts = noise.split([values[name].numel() for name in names])
+        return {
+            name: values[name].double() + part.view(values[name].shape) for name, part in zip(names, parts, strict=True)
+        }
+
+    def spent(self, releases: int) -> float:
+        """The least epsilon that this many sums satisfy together, at the same delta.
+
+        As of `FeaturePrivacy.spent`; that cohorts are drawn makes it no smaller here.
+
+        Raises:
+            ValueError: there are no releases, which have no epsilon.
+        """
+        return epsilon_of(self.noise_multiplier, self.delta, releases)
+
+    def statement(self, releases: Mapping[ClientId, Releases], alone: bool) -> str:
+        """The statement of the privacy that a run's sums have spent, of its adversary and its limits.
+
+        Args:
+            releases: by client, how often it has added to sums.
+            alone: whether one process carried out all of it.
+        """
+        whole = (
+            "Numbers of examples, mean losses, notes and results of evaluation are told without noise, so no epsilon"
+            " can be stated for the run as a whole."
+        )
+        client, most = max(releases.items(), key=lambda item: item[1].at_most, default=(0, Releases()))
+        if not most.at_most:
+            return f"Nothing was added to sums, so no epsilon is stated for weights. {whole}"
+        count = sum(of.at_most > 0 for of in releases.values())
+        return (
+            f"Weights: epsilon {_rounded_up(self.spent(most.at_most))} at delta {self.delta:g} for all that one client"
+            f" adds to sums, against nothing, of any of the {count} clients that added to them. Client {client} did so"
+            f" {most}; no client did so more often. This holds against who sees the sums, if of each exchange's clients"
+            " fewer than a third leave or tell their noise, both together. The noise comes from the operating system,"
+            f" so another run of this seed differs. {whole} {_OF_ONE_PROCESS if alone else _OF_NODES}"
+        )
 
 
 P = TypeVar("P", bound=HasWeights)

@@ -29,6 +29,7 @@ from potluck.core.requests.inference import predictions
 from potluck.core.roles import Client, Failure, Server
 from potluck.core.summed import ToSum
 from potluck.core.tasks.task import Sums, added
+from potluck.engine.client.clipping import Clipping
 from potluck.engine.client.costs import Costs
 from potluck.engine.client.modules import ModulePool
 from potluck.engine.client.requests import carry_out
@@ -84,15 +85,24 @@ class ClientRuntime:
 
     Attributes:
         computing: device, precision and layout.
+        clipping: how clients clip what they send; None if they do not.
         costs: of the requests that handlers and the server have.
     """
 
-    def __init__(self, method: Method[Any], federation: Federation, seed: int, computing: Numerics = PLAIN) -> None:
+    def __init__(
+        self,
+        method: Method[Any],
+        federation: Federation,
+        seed: int,
+        computing: Numerics = PLAIN,
+        clipping: Clipping | None = None,
+    ) -> None:
         self._method = method
         self._federation = federation
         self._seed = seed
         computing.make_ready()
         self.computing = computing
+        self.clipping = clipping
         self.costs = Costs(computing)
         self._modules = ModulePool(self.build)
         self._known: dict[Hashable, Any] = {}
@@ -137,7 +147,7 @@ class ClientRuntime:
         except Exception as error:
             return failure(call.client, self.full_name(call.handler), error)
         give_back = partial(self._modules.give_back, client.architecture, client.model)
-        return Session(self._method, call, client, give_back)
+        return Session(self._method, call, client, give_back, partial(self._leaving, call, client))
 
     def full_name(self, handler: str) -> str:
         """A handler's name with its method's."""
@@ -162,6 +172,16 @@ class ClientRuntime:
             _known=self._known,
         )
         return self._method.summed(call.handler, member, Message.decode(call.payload), reply, server)
+
+    def _leaving(self, call: Call, client: Client, reply: Message) -> Message:
+        """A reply as it leaves its client: the one door for all of them, wherever clients are."""
+        if self.clipping is None:
+            return reply
+        of = self.summed(call, reply)
+        reply, notes = self.clipping.applied(reply, of)
+        client.notes.add(notes)
+        client.releases += self.clipping.private and bool(of.tensors)
+        return reply
 
     def evaluate(self, request: EvalRequest) -> EvalResult:
         """Evaluate the client's inference model."""

@@ -78,6 +78,7 @@ class Session:
         call: the request.
         client: the client, with its state.
         give_back: called when the answer is encoded and the client's model is no longer needed.
+        leaving: called with what the handler returned; what it gives is what leaves the client.
 
     Attributes:
         call: the request.
@@ -87,7 +88,14 @@ class Session:
         ContractError: the handler is not marked `@on_client`.
     """
 
-    def __init__(self, method: Method[Any], call: Call, client: Client, give_back: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        method: Method[Any],
+        call: Call,
+        client: Client,
+        give_back: Callable[[], None],
+        leaving: Callable[[Message], Message],
+    ) -> None:
         self.call = call
         self.cost = Cost()
         self._name = full_name(method, call.handler)
@@ -95,6 +103,7 @@ class Session:
         self._frozen = frozen_names(client.model) if method.keeps_model else frozenset[str]()
         self._client = client
         self._give_back = give_back
+        self._leaving = leaving
         self._work: Any = None
         self._request: Request | None = None
         self._losses: list[float] = []
@@ -165,6 +174,7 @@ class Session:
                 f"{self._name} built a {forgotten[0]} on client {self.call.client} but never yielded it:"
                 f" write `yield {forgotten[0]}(...)`"
             )
+        found = self._leaving(found)
         made, notes = self._client.releases, dict(self._client.notes)
         if made > 1:  # the run's account of privacy allows each request one
             raise ContractError(f"{self._name} made {made} private releases in one call; expected at most one")

@@ -24,6 +24,7 @@ from potluck.engine.answers.events import Attendance, ClientEnd
 from potluck.engine.answers.inspection import check_inputs, not_finite
 from potluck.engine.answers.ledger import Ledger
 from potluck.engine.answers.outliers import MOST_OFTEN, Outliers
+from potluck.engine.client.clipping import Clipping
 from potluck.engine.client.runtime import ClientRuntime, EvalRequest, EvalResult, EvaluatedPart, Outcome
 from potluck.engine.client.session import ContractError
 from potluck.engine.disk.store import ClientStore
@@ -62,11 +63,13 @@ class Engine:
         asynchrony: the rule by which rounds close without waiting for everybody, by such a clock; None has none.
         at_once: how many clients are then under way at once.
         sums: what makes sums of clients' replies, so that the server gets no single ones; None hands them on.
+        clipping: how clients clip what they send; None if they do not.
 
     Attributes:
         rounds_done: the number of the last round; set it when resuming from a saved state.
         on_client_end: called when a client has trained or its model was evaluated; what it raises ends the round.
         outliers: what compares replies, and remembers; None if nothing does.
+        releases_privately: whether clients release anything privately, by the method or in sums with noise.
         asynchronous: what runs rounds by an asynchronous rule; None if all wait for their clients.
     """
 
@@ -89,6 +92,7 @@ class Engine:
         asynchrony: Asynchrony | None = None,
         at_once: int = 1,
         sums: SumsReplies | None = None,
+        clipping: Clipping | None = None,
     ) -> None:
         self.method = method
         self.federation = federation
@@ -106,7 +110,8 @@ class Engine:
         self._tolerate_failures = tolerate_failures
         self._quorum = quorum
         self._drop_diverged = tolerate_failures if on_divergence is None else on_divergence == "drop"
-        self._host = ClientRuntime(method, federation, seed, computing)
+        self._host = ClientRuntime(method, federation, seed, computing, clipping)
+        self.releases_privately = bool(method.releases_privately or (clipping and clipping.private))
         self._dispatch = Dispatch(federation, self._host)
         self._door = Door(method, largest)
         examples = {client: federation.outline(client).train for client in federation.sites} if outlier_factor else {}
@@ -336,7 +341,7 @@ class Engine:
         return Lent(
             seed=self.seed,
             quorum=self._quorum,
-            private=bool(self.method.releases_privately),
+            private=self.releases_privately,
             runtime=self._host,
             dispatch=self._dispatch,
             executor=self.executor,

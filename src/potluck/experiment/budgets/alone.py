@@ -50,7 +50,7 @@ def be_client(channel: Connection, asked: Opening) -> None:
         floor = settled()
         tell(channel, ("ready", (floor, gflops)))
         run, federation = experiment.run, federation_of_one(experiment, asked, hear(channel))
-        host = ClientRuntime(experiment.method, federation, run.seed, run.computing)
+        host = ClientRuntime(experiment.method, federation, run.seed, run.computing, run.clipping)
         tell(channel, ("ready", None))
         while (call := hear(channel)) is not None:
             tell(channel, ("done", metered(host, call, floor)))

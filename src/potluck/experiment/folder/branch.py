@@ -27,7 +27,8 @@ def branch(folder: Path, experiment: Experiment, parent: Path) -> Path:
 
     Raises:
         CheckpointError: the run has no finished round, or its files are damaged.
-        ConfigError: the federation or the method is another one, for which the checkpoint holds no state.
+        ConfigError: the federation or the method is another one, for which the checkpoint holds no state; or sums would
+            be private from now on that were not before.
         StorageError: the branch cannot be written.
     """
     last = Checkpoint.read(folder / CHECKPOINT / LAST)
@@ -41,6 +42,12 @@ def branch(folder: Path, experiment: Experiment, parent: Path) -> Path:
     if fixed:
         kept = "federation, method and asynchronous rule"
         raise ConfigError(f"{folder}: {', '.join(fixed)} changed; a branch keeps {kept} of its run")
+    noise = [key for key in differences(last.config, settings) if key.startswith("run.private_weights")]
+    if noise and experiment.run.private_weights is not None:
+        raise ConfigError(
+            f"{folder}: {', '.join(noise)} changed, and sums of its first {last.round} rounds were told with other"
+            " noise or none; a branch with private weights keeps those of its run"
+        )
     manifest = open_folder(folder)
     Records(folder).check(last)
     place = new_folder(parent, experiment)

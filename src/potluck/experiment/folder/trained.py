@@ -146,7 +146,12 @@ class RunModels:
     def _of(self, checkpoint: Checkpoint) -> Trained:
         store, run = ClientStore(self._home), self.experiment.run
         engine = Engine(
-            self.experiment.method, self.assembly.federation, seed=run.seed, store=store, computing=run.computing
+            self.experiment.method,
+            self.assembly.federation,
+            seed=run.seed,
+            store=store,
+            computing=run.computing,
+            clipping=run.clipping,  # for who goes on with it, and listens
         )
         with threads(run.threads):
             initial = self.experiment.method.init(engine.server(0))

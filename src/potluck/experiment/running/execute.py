@@ -72,7 +72,7 @@ def prepare(
     try:
         chosen = experiment.run.computing
         computing = {"threads": experiment.run.threads, **run.choice.facts, **asdict(chosen), **chosen.facts()}
-        if experiment.method.releases_privately:
+        if run.releases_privately:
             computing["private_noise"] = "from the operating system: another run of this seed differs"
         write_manifest(folder, assembly, computing, experiment)
         config = experiment.toml().encode()
@@ -94,7 +94,7 @@ def execute(run: Run, experiment: Experiment, folder: Path, *observers: Observer
     try:
         with logging_to(folder):
             result = _logged(run, [ProgressFile(folder), *observers])
-        privacy = experiment.method.privacy_statement(run.releases)
+        privacy = run.privacy
         note_status(folder, "finished", privacy=privacy)
     except KeyboardInterrupt:
         note_end(folder, "interrupted")

@@ -53,6 +53,7 @@ from potluck.experiment.results.records import (
 from potluck.experiment.results.result import Result
 from potluck.experiment.running.aside import SetAside
 from potluck.experiment.running.asynchrony import check_asynchronous
+from potluck.experiment.running.clips import check_clips, check_has_updates
 from potluck.experiment.settings.schema import RunConfig
 from potluck.experiment.settings.secure import SecureRule
 from potluck.experiment.settings.tables import Tree
@@ -125,7 +126,7 @@ class Run:
         choice = _chosen(config, federation) if choice is None else choice
         self._watch = BudgetWatch(config.budgets, federation) if config.budgets else None
         if self._watch is not None:
-            fresh = partial(ClientRuntime, method, federation, config.seed, config.computing)
+            fresh = partial(ClientRuntime, method, federation, config.seed, config.computing, config.clipping)
             choice = self._watch.watched(choice, fresh)
         self._liars: tuple[ClientId, ...] = ()
         if config.attackers is not None:
@@ -133,7 +134,10 @@ class Run:
             choice = replace(choice, executor=Misled(choice.executor, config.attackers, self._liars))
         check_targets(federation)
         rehearse(federation, common_test=config.common_test)
+        if config.clip_update is not None:
+            check_has_updates(method)
         self._sums = _sums(method, federation, config, adding)
+        self._alone = adding is None
         self._config = config
         self._folder = folder
         self._all_settings = in_json(_settings(method, config) if settings is None else settings)
@@ -164,6 +168,7 @@ class Run:
             asynchrony=rule and rule.among(len(federation.sites)),
             at_once=config.cohort_size(len(federation.sites)),
             sums=self._sums,
+            clipping=config.clipping,
         )
         weakref.finalize(self, _close, self._engine, os.getpid())  # so workers end even if nobody closed the run
         self._store = store
@@ -187,6 +192,18 @@ class Run:
         """Each client's private releases, including those of rounds that were run again."""
         return self._engine.ledger.releases
 
+    @property
+    def privacy(self) -> str | None:
+        """The statement of the privacy that it has spent; None if nothing claims any."""
+        if (of_sums := self._config.private_weights) is not None:
+            return of_sums.statement(self.releases, self._alone)
+        return self._engine.method.privacy_statement(self.releases)
+
+    @property
+    def releases_privately(self) -> bool:
+        """Whether clients release anything under a privacy mechanism."""
+        return self._engine.releases_privately
+
     def trained(self, classes: tuple[str, ...] = ()) -> Trained:
         """The models after the last round that this object has run; `classes` are their outputs' names."""
         return Trained(self._engine, self._state, self._engine.rounds_done, self._config.threads, classes)
@@ -204,7 +221,7 @@ class Run:
         check_needs(needs_of(method), name, offer)
         if self._folder and self._last:
             check_continues(self._folder, self._last, self._settings, self._config.rounds)
-        if method.releases_privately and self._folder and self._last and not (self._folder / RELEASES).is_file():
+        if self._engine.releases_privately and self._folder and self._last and not (self._folder / RELEASES).is_file():
             raise CheckpointError(f"{self._folder / RELEASES} is missing; what clients have released is not known")
         self.notes = self._records.check(self._last) if self._records else []
         self.notes += cautions(needs_of(method), name, offer)
@@ -219,6 +236,8 @@ class Run:
             if self._engine.asynchronous and self._engine.clock.virtual and not self._last:
                 check_asynchronous(method, self._engine.federation, self._config)
             self._state = self._engine.start()
+            if (clipping := self._config.clipping) is not None:
+                check_clips(self._engine, self._state, self._config, clipping)
             if self._sums:
                 self._sums.check(self._engine, self._state, self._config)
             if self._twin:
@@ -546,9 +565,10 @@ def _sums(
         raise ConfigError(
             "run.secure_sums: cryptography is not installed, by which they hide: pip install 'potluck[flower]'"
         )
-    from potluck.experiment.running.secure_sums import AddingHere, ReplySums
+    from potluck.experiment.running.secure_sums import AddingHere, ReplySums, sum_noise
 
-    return ReplySums(method, federation, config.secure_sums, adding or AddingHere())
+    noise = sum_noise(config)
+    return ReplySums(method, federation, config.secure_sums, adding or AddingHere(noise), noise)
 
 
 def _close(engine: Engine, process: int) -> None:

@@ -31,6 +31,7 @@ from potluck.engine.rounds.sums import SECURE_SUMS, Disclosed, Exchanged
 from potluck.experiment.settings.schema import RunConfig
 from potluck.experiment.settings.secure import SecureRule
 from potluck.parts.means import Aggregate
+from potluck.parts.privacy import FURTHEST, SumPrivacy
 from potluck.secure.agreement import LARGEST_COHORT, Agreement
 from potluck.secure.coverage import CoordinateBlock, Coverage, Summand, TensorPiece, piece_at
 from potluck.secure.fixed import FixedPoint
@@ -40,6 +41,55 @@ log = logging.getLogger(__name__)
 _AT = "run.secure_sums"
 _ROUNDS = range(1, 9)  # in which it is tried whether clients have the same parts of networks in all rounds
 _NAMED = 3  # tensors, or clients, in a line
+_UNITS = 1000  # of rounding, which the deviation of a client's noise has at least
+
+
+@dataclass(frozen=True)
+class SumNoise:
+    """By which clients make sums private, see `potluck.parts.privacy.SumPrivacy`.
+
+    Attributes:
+        privacy: the mechanism.
+        clip: the longest update of a client.
+    """
+
+    privacy: SumPrivacy
+    clip: float
+
+    def on(self, addend: Addend, agreement: Agreement, client: ClientId, sent: float) -> Addend:
+        """What a client adds, with its noise.
+
+        Args:
+            addend: what it would add without.
+            agreement: says who else has which numbers.
+            client: which it is.
+            sent: the largest number, in size, that clients were sent.
+
+        Raises:
+            ConfigError: by the agreement's numbers noise might be cut off, or lost in rounding.
+        """
+        self.check(agreement.numbers, len(agreement.clients), sent)
+        blocks, may_leave = agreement.coverage.blocks, len(agreement.clients) - agreement.needed
+        own = [(places, len(blocks[number].clients)) for number, places in agreement.coverage.places(client).items()]
+        return replace(addend, values=self.privacy.noisy(addend.values, self.clip, own, may_leave))
+
+    def check(self, numbers: FixedPoint, clients: int, sent: float) -> None:
+        """Check that noise is neither lost in rounding nor cut off, for so many clients and such numbers sent.
+
+        Raises:
+            ConfigError: it might be.
+        """
+        least, unit = self.privacy.deviation(self.clip, clients, 0), 2.0**-numbers.bits
+        if least < _UNITS * unit:
+            raise ConfigError(
+                f"{_AT}.bits: found {numbers.bits}, units of {unit:.2g}, and private noise with a deviation of"
+                f" {least:.2g}; expected {_UNITS:,} units or more: more bits, or a larger run.clip_update"
+            )
+        if (most := sent + self.clip + FURTHEST * self.privacy.deviation(self.clip, 1, 0)) > numbers.largest:
+            raise ConfigError(
+                f"{_AT}.largest: found {numbers.largest:g}; expected at least {most:.4g} with run.private_weights, so"
+                f" that no noise is cut off: clients are sent numbers up to {sent:.4g}"
+            )
 
 
 @dataclass(frozen=True)
@@ -54,6 +104,7 @@ class Addition:
         least: the least number of clients whose numbers are summed.
         addends: what each client adds; of clients on other machines only the form counts.
         left: clients that have failed, and add nothing.
+        sent: the largest number, in size, that clients were sent.
     """
 
     round: int
@@ -63,6 +114,7 @@ class Addition:
     least: int
     addends: Mapping[ClientId, Addend]
     left: Collection[ClientId]
+    sent: float
 
 
 class Adding(Protocol):
@@ -82,7 +134,11 @@ class Adding(Protocol):
 
 
 class AddingHere:
-    """Carries out all halves in this process; see `Adding`. Whoever has failed leaves before it sends numbers."""
+    """Carries out all halves in this process; see `Adding`. Whoever has failed leaves before it sends numbers.
+
+    Args:
+        noise: what clients make sums private by; None if they do not.
+    """
 
     includes_failed = True
     warning = (
@@ -90,7 +146,8 @@ class AddingHere:
         " they cost, and protects nobody"
     )
 
-    def __init__(self) -> None:
+    def __init__(self, noise: SumNoise | None = None) -> None:
+        self._noise = noise
         self._identities = new_identities(())
         self._exchanges = 0
 
@@ -102,9 +159,15 @@ class AddingHere:
         keys = public_keys({client: self._identities[client] for client in clients})
         try:
             agreement = Agreement("here", self._exchanges, keys, addition.coverage, addition.numbers, addition.least)
+            addends = {
+                one: self._with_noise(addend, agreement, one, addition.sent) for one, addend in addition.addends.items()
+            }
         except ConfigError as error:
             return SecureCourse(refusal=str(error))
-        return summed_together(agreement, self._identities, addition.addends, addition.left)
+        return summed_together(agreement, self._identities, addends, addition.left)
+
+    def _with_noise(self, addend: Addend, agreement: Agreement, client: ClientId, sent: float) -> Addend:
+        return addend if self._noise is None else self._noise.on(addend, agreement, client, sent)
 
 
 class ReplySums:
@@ -115,13 +178,22 @@ class ReplySums:
         federation: its clients.
         rule: by which numbers are summed.
         adding: carries out the sums.
+        noise: what clients make them private by; None if they do not.
 
     Raises:
         ConfigError: the method needs single replies.
     """
 
-    def __init__(self, method: Method[Any], federation: Federation, rule: SecureRule, adding: Adding) -> None:
+    def __init__(
+        self,
+        method: Method[Any],
+        federation: Federation,
+        rule: SecureRule,
+        adding: Adding,
+        noise: SumNoise | None = None,
+    ) -> None:
         self._method, self._roster, self._rule, self._adding = method, federation.roster, rule, adding
+        self._noise = noise
         self._numbers = rule.numbers(max(1, *(federation.outline(client).train for client in federation.sites)))
         self._said = False
         check_sums_suffice(method)
@@ -151,6 +223,8 @@ class ReplySums:
             alike.setdefault((member.architecture, member.capacity), []).append(client)
         standing = [clients[0] for clients in alike.values()]
         found, *others = (self._asked_first(engine, state, number, standing) for number in _ROUNDS)
+        if self._noise is not None:
+            self._noise.check(self._numbers, cohort, farthest(found.values()))
         if any(pieces_of(one) != pieces_of(found) for one in others):
             return  # whoever has a part of a network in one round has another in the next
         kinds = {client: kind for kind, clients in enumerate(alike.values()) for client in clients}
@@ -189,11 +263,16 @@ class ReplySums:
         }
         everybody = dict(sorted({**found, **gone}.items()))
         coverage = _coverage(everybody)
-        if not coverage.size:
-            return Disclosed(replies)
+        unknown = {
+            name: torch.full(one.shape, torch.nan, dtype=torch.float64) for name, one in coverage.summands.items()
+        }
+        if not coverage.size:  # what is of no use to the server is not told either
+            without = {client: _with_means(replies[client], one, unknown) for client, one in found.items()}
+            return Disclosed(without, bytes_up={one: _in_the_clear(replies[one], of) for one, of in found.items()})
         addends = {client: _addend(replies[client], one) for client, one in found.items()}
         where = place.round, place.exchange
-        course = self._adding(Addition(*where, coverage, self._numbers, self._rule.least, addends, gone))
+        sent = farthest(found.values())
+        course = self._adding(Addition(*where, coverage, self._numbers, self._rule.least, addends, gone, sent))
         if place.report.secure is not None:
             _count(course, place.report.secure)
         self._tell(course, place.round)
@@ -201,9 +280,6 @@ class ReplySums:
         told = {client: {**clear.get(client, {}), SECURE_SUMS: course.bytes_up[client]} for client in everybody}
         if course.sums is None:
             return Disclosed({}, {}, course.refusal, course.bytes_down, told)
-        unknown = {
-            name: torch.full(one.shape, torch.nan, dtype=torch.float64) for name, one in coverage.summands.items()
-        }
         means = course.sums.means(unknown)
         summed = {client: one for client, one in found.items() if client in course.sums.survivors}
         with_means = {client: _with_means(replies[client], one, means) for client, one in summed.items()}
@@ -256,6 +332,19 @@ def check_sums_suffice(method: Method[Any]) -> None:
 def addition_of(client: ClientId, reply: Message, of: ToSum) -> tuple[Coverage, Addend]:
     """What one client covers and adds, by its own account."""
     return _coverage({client: of}), _addend(reply, of)
+
+
+def sum_noise(config: RunConfig) -> SumNoise | None:
+    """What the clients of a run make sums private by; None if they do not."""
+    if config.private_weights is None or config.clip_update is None:
+        return None
+    return SumNoise(config.private_weights, config.clip_update)
+
+
+def farthest(found: Collection[ToSum]) -> float:
+    """The largest number, in size, among those that clients were sent."""
+    sent = (one.keep for of in found for one in of.tensors.values())
+    return max((float(kept.abs().max()) for kept in sent if isinstance(kept, Tensor) and kept.numel()), default=0.0)
 
 
 def _why_rules_need_more(settings: Any) -> Iterator[str]:

@@ -21,6 +21,7 @@ from potluck.core.tasks.task import Task
 from potluck.data.datasets import check_augmentation
 from potluck.data.partition import Partition
 from potluck.data.tables.columns import Columns
+from potluck.engine.client.clipping import Clipping
 from potluck.engine.executors.choice import ExecutorName
 from potluck.engine.numerics.numerics import PLAIN, Numerics
 from potluck.engine.rounds.asynchrony.rules import Asynchrony
@@ -32,6 +33,7 @@ from potluck.experiment.settings.tables import Tree, without_none
 from potluck.experiment.watching.trackers.names import TrackerName
 from potluck.models.fitting import FeatureFit, FitKind
 from potluck.models.initial import file_digest
+from potluck.parts.privacy import SumPrivacy
 from potluck.records import experiment_hash
 from potluck.twin.devices import Fleet, Twin
 from potluck.twin.timeline import Closing, Timeline
@@ -221,6 +223,12 @@ class RunConfig(Checked):
         secure_sums: the server gets sums of clients' tensors alone, of methods that need no more: true, or
             `{ largest = 64.0, bits = 24, least = 3 }`. On one machine it shows what they do to a run and cost.
             It needs the extra flower. Default: none.
+        clip_update: the largest L2 norm of a client's update: what it sends less what it was sent, over all tensors of
+            which the server takes sums together. A client scales a longer one to it before anything leaves. It needs a
+            method that needs no more than sums. Default: none is clipped.
+        private_weights: differential privacy of what one client adds to secure sums, by noise that the clients add:
+            `{ noise_multiplier = 1.0, delta = 1e-5 }`. It needs `secure_sums`, `clip_update` and a method in which each
+            client counts once. Default: none.
     """
 
     rounds: _Count = 20
@@ -246,6 +254,8 @@ class RunConfig(Checked):
     attackers: Attackers | None = None
     evaluate_clients: _Count | None = None
     secure_sums: SecureRule | bool | None = None
+    clip_update: Annotated[float, above(0)] | None = None
+    private_weights: SumPrivacy | None = None
 
     def __post_init__(self) -> None:
         alone = self.threads == 1 or self.executor != "workers"
@@ -263,6 +273,8 @@ class RunConfig(Checked):
             object.__setattr__(self, "secure_sums", SecureRule() if self.secure_sums else None)
         if self.secure_sums is not None:
             self._check_secure()
+        if self.private_weights is not None:
+            self._check_private()
         if (rule := self.rounds_close.asynchronous) is not None:
             self._check_asynchronous(rule)
 
@@ -273,6 +285,11 @@ class RunConfig(Checked):
         late = "none with secure_sums, since whoever is late by its clock has been summed"
         require(self.twin is None, "twin", late, self.twin)
 
+    def _check_private(self) -> None:
+        bound, sums, ours = self.clip_update, self.secure_sums, "with private_weights"
+        require(bound is not None, "clip_update", f"a number {ours}, by which a client moves a sum at most", bound)
+        require(sums is not None, "secure_sums", f"true {ours}, whose noise hides nobody outside of sums", sums)
+
     def _check_asynchronous(self, rule: Asynchrony) -> None:
         factor = self.outlier_factor
         require(not factor, "outlier_factor", "0 where rounds are asynchronous, and no two replies alike", factor)
@@ -280,6 +297,13 @@ class RunConfig(Checked):
         require(
             everybody, "cohort_fraction", "1 with the rule 'fedat', in whose tiers all take part", self.cohort_fraction
         )
+
+    @property
+    def clipping(self) -> Clipping | None:
+        """How clients clip what they send; None if they do not."""
+        if self.clip_update is None:
+            return None
+        return Clipping(self.clip_update, self.secure_sums is not None, self.private_weights is not None)
 
     def check_has_clock(self) -> None:
         """Check that one client can be slower than another, where all are on this machine.

@@ -36,7 +36,7 @@ from potluck.experiment.federation.assemble import (
 )
 from potluck.experiment.federation.own_classes import classes_held, of_classes
 from potluck.experiment.federation.rehearsal import rehearse
-from potluck.experiment.running.secure_sums import check_sums_suffice
+from potluck.experiment.running.secure_sums import check_sums_suffice, sum_noise
 from potluck.experiment.settings.resolve import of_vocabulary
 from potluck.experiment.settings.schema import Experiment, ModelSpec
 from potluck.experiment.settings.secure import SecureRule
@@ -346,9 +346,10 @@ def node_at(
     check_inputs(federation)
     check_targets(federation, whole=False)
     rehearse(federation)
-    host = ClientRuntime(experiment.method, federation, experiment.run.seed, experiment.run.computing)
-    sums = None if trust is None else NodeSums(said.client, said.run, host, store, trust)
-    node = Node(said.client, federation, host, store, experiment.run.threads, sums)
+    run = experiment.run
+    host = ClientRuntime(experiment.method, federation, run.seed, run.computing, run.clipping)
+    sums = None if trust is None else NodeSums(said.client, said.run, host, store, trust, sum_noise(run))
+    node = Node(said.client, federation, host, store, run.threads, sums)
     introduction = node.introduce(own.classes)
     if trust is not None:
         introduction = replace(introduction, sums_key=public_text(trust.identity))

@@ -13,7 +13,7 @@ from potluck.core.message import Message
 from potluck.core.summed import kept_back
 from potluck.engine.client.runtime import ClientRuntime
 from potluck.engine.client.session import Answer, Call
-from potluck.experiment.running.secure_sums import addition_of
+from potluck.experiment.running.secure_sums import SumNoise, addition_of, farthest
 from potluck.flower.node.store import NodeStore
 from potluck.flower.wire.schemas import MOST_EXCHANGES, SumsStep, sums_number
 from potluck.secure.agreement import Agreement, SecureRefusal
@@ -48,6 +48,7 @@ class _Kept:
         answer: what the server got.
         coverage: what the node covers, by its own account.
         addend: what it adds.
+        sent: the largest number, in size, that it was sent.
         half: its half of the sums, once they have begun.
         agreed: the bytes by which they did.
     """
@@ -56,6 +57,7 @@ class _Kept:
     answer: Answer
     coverage: Coverage
     addend: Addend
+    sent: float
     half: SecureClient | None = None
     agreed: bytes = b""
 
@@ -69,10 +71,20 @@ class NodeSums:
         host: the runtime of the run's method.
         store: remembers the last sums that it took part in, so that none are repeated.
         trust: with whom it sums.
+        noise: what clients make sums private by; None if they do not.
     """
 
-    def __init__(self, client: ClientId, run: str, host: ClientRuntime, store: NodeStore, trust: Trust) -> None:
+    def __init__(
+        self,
+        client: ClientId,
+        run: str,
+        host: ClientRuntime,
+        store: NodeStore,
+        trust: Trust,
+        noise: SumNoise | None = None,
+    ) -> None:
         self._client, self._run, self._host, self._store, self._trust = client, run, host, store, trust
+        self._noise = noise
         self._kept: dict[tuple[int, int], _Kept] = {}
 
     def again(self, call: Call) -> Answer | None:
@@ -89,7 +101,7 @@ class NodeSums:
         place = _place_of(call)
         same = [one for one in self._kept if one[0] == call.round and one != place][-_MOST_KEPT + 1 :]
         self._kept = {one: self._kept[one] for one in same}
-        self._kept[place] = _Kept(_asked(call), answer, *addition_of(self._client, reply, of))
+        self._kept[place] = _Kept(_asked(call), answer, *addition_of(self._client, reply, of), farthest([of]))
         return answer
 
     def answer(self, step: SumsStep) -> Answer:
@@ -106,21 +118,28 @@ class NodeSums:
                 " it, or was restarted since"
             )
         if step.step == 0 and kept.half is None:
-            kept.half, kept.agreed = self._joined(step, kept.coverage), step.payload
+            kept.half, kept.agreed = self._joined(step, kept), step.payload
         if kept.half is None or (step.step == 0 and step.payload != kept.agreed):
             raise SecureRefusal("found a step of other sums than those that this node takes part in")
         return Answer(self._client, answered(kept.half, step.step, step.payload, kept.addend), None, ())
 
-    def _joined(self, step: SumsStep, own: Coverage) -> SecureClient:
-        """This node's half of the sums that the server proposes; from now on it takes part in no earlier ones."""
+    def _joined(self, step: SumsStep, kept: _Kept) -> SecureClient:
+        """This node's half of the sums that the server proposes; from now on it takes part in no earlier ones.
+
+        Where sums are private, what it adds has noise from now on: once, so that the same is said again.
+        """
         trust, agreement = self._trust, Agreement.decode(step.payload)
         peers = agreement.keys.values() if trust.peers is None else trust.peers
         after, number = self._store.last_sums(), sums_number(step.round, step.exchange)
         half = SecureClient(step.payload, self._client, trust.identity, peers, after=after, least=trust.least)
         if (agreement.run, agreement.round) != (self._run, number):
             raise SecureRefusal("the agreement is of another run, or of another round")
-        _check_own(agreement.coverage, own, self._client)
+        _check_own(agreement.coverage, kept.coverage, self._client)
+        addend = kept.addend
+        if self._noise is not None:
+            addend = self._noise.on(addend, agreement, self._client, kept.sent)
         self._store.note_sums(number)
+        kept.addend = addend
         return half
 
 
