@@ -142,7 +142,7 @@ def with_tensors(reply: Message, tensors: Mapping[Path, Tensor]) -> Message:
     """The reply with other tensors where these names lead; what it was made of stays as it is."""
     entries = dict(reply)
     for path, tensor in tensors.items():
-        put(entries, path, tensor)
+        put_at(entries, path, tensor)
     return Message(**entries)
 
 
