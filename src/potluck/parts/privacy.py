@@ -38,7 +38,7 @@ _PAIR = 2
 
 _OF_ONE_PROCESS = "In this run one process had all replies and all noise, from which nobody was protected."
 _OF_NODES = (
-    "A server that does not keep to the protocol is one of those who see the sums for nodes that list their peers."
+    "Against a server that does not keep to the protocol it holds for nodes that list their peers, and for no others."
 )
 
 _BITS = 52
