@@ -1,7 +1,6 @@
 """A secure sum is the plain sum, whoever leaves when, and of blocks that too few cover it is none."""
 
 import itertools
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -217,16 +216,6 @@ def test_an_agreement_among_two_or_with_sums_that_overflow_is_refused(trial):
         trial(5, numbers=FixedPoint(largest=2.0**20, bits=33, weight=2000))
     with pytest.raises(ConfigError, match="found 5 clients; expected at least 6"):
         trial(5, least=6)
-
-
-def test_nodes_do_not_sum_securely_yet_as_the_page_says():
-    """When they do, the page that says that they do not is to be rewritten."""
-    root = Path(__file__).parents[2]
-    page = (root / "docs/concepts/secure-sums.md").read_text()
-    between = [*(root / "src/potluck/flower").rglob("*.py"), *(root / "src/potluck/cli").rglob("*.py")]
-    assert not [path for path in between if "potluck.secure" in path.read_text()]
-    assert "It protects nobody yet" in page
-    assert "Between machines no run has it" in page
 
 
 def test_in_one_process_the_sums_are_the_same_and_bytes_are_counted(trial):
