@@ -217,6 +217,7 @@ class Stopped(KeyboardInterrupt):
     """The server's process ends."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", range(len(ANSWERS)))
 def test_a_server_that_is_stopped_at_a_step_goes_on_to_the_same_bytes(step, tmp_path, monkeypatch):
     tree = experiment_of(rounds=2)
