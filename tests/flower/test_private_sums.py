@@ -114,6 +114,7 @@ def test_a_server_by_whose_numbers_noise_would_be_lost_gets_none_of_a_nodes(numb
     assert SUMS == []
 
 
+@pytest.mark.slow
 def test_what_is_not_private_is_refused_by_the_server_before_a_node_trains(tmp_path):
     nodes = Nodes(tmp_path, CLIENTS)
     by_examples = {**tree(), "method": {"name": "fedavg"}}
