@@ -25,7 +25,7 @@ from potluck.flower.deploy.gate import Gate, reason_in
 from potluck.flower.deploy.keys import add_node, certify, change_authority, renew_node, renew_server, revoke_node
 from potluck.flower.deploy.limits import LOG_LINES, Pace, Reports
 from potluck.flower.deploy.processes import free_port
-from potluck.flower.deploy.registry import keys_of_nodes
+from potluck.flower.deploy.registry import present_and_former
 from potluck.flower.deploy.requests import LONGEST_ANNOUNCEMENT, LONGEST_PART, LONGEST_REQUEST
 from potluck.flower.deploy.superlink import FlowerError
 from potluck.flower.node.join import Credentials, Refused, Unreachable, probe, question
@@ -535,7 +535,7 @@ def test_a_renewed_node_may_come_with_its_former_key_until_it_has_come_with_the_
         )
         assert passes(gate, new)
         now = datetime.now(UTC)
-        assert sum(key.counts(now) for key in keys_of_nodes(keys)) == 2 - is_written
+        assert sum(key.counts(now) for key in present_and_former(keys)) == 2 - is_written
 
 
 def test_a_former_key_counts_no_more_when_its_time_is_over(keys):

@@ -32,7 +32,7 @@ from potluck.flower.deploy.keys import (
     retire_former_keys,
     revoke_node,
 )
-from potluck.flower.deploy.registry import Registry, keys_of_nodes, present_key, registered
+from potluck.flower.deploy.registry import Registry, present_and_former, present_key, registered
 from potluck.locks import HeldError, locked
 
 
@@ -50,7 +50,7 @@ def names_in(path):
 def counting(keys):
     """By node, how many of its keys count."""
     now = datetime.now(UTC)
-    return sorted(key.node for key in keys_of_nodes(keys) if key.counts(now))
+    return sorted(key.name for key in present_and_former(keys) if key.counts(now))
 
 
 def trusts(authority, keys):
@@ -236,19 +236,19 @@ def test_a_revoked_node_is_registered_no_more_and_may_get_a_new_key(keys):
     assert (add_node(keys, "a") / "node.key").read_bytes() != old
     assert counting(keys) == ["a"]
     revoke_node(keys, "a")
-    assert [key.revoked for key in keys_of_nodes(keys)] == [True, True]
+    assert [key.revoked for key in present_and_former(keys)] == [True, True]
 
 
 def test_a_renewed_node_may_come_with_either_key_until_it_has_come_with_the_new_one(keys):
     place = add_node(keys, "a")
-    old, (first,) = (place / "node.key").read_bytes(), keys_of_nodes(keys)
+    old, (first,) = (place / "node.key").read_bytes(), present_and_former(keys)
     found, end = renew_node(keys, "a", overlap=7)
     assert (found, (place / "node.key").read_bytes() != old) == (place, True)
     assert timedelta(days=6) < end - datetime.now(UTC) <= timedelta(days=7)
     assert counting(keys) == ["a", "a"]
     retire_former_keys(keys, "a")
     assert counting(keys) == ["a"]
-    former, present = keys_of_nodes(keys)
+    former, present = present_and_former(keys)
     assert (former.pem, former.revoked, present.ends) == (first.pem, False, None)
     assert present.pem != first.pem
 
@@ -304,7 +304,7 @@ def test_a_file_that_holds_no_key_costs_its_own_node_and_is_named(keys, content)
     for name in "ab":
         add_node(keys, name)
     (keys / "registered" / "b.pub").write_bytes(content)
-    assert [key.node for key in Registry(keys).keys().values()] == ["a"]
+    assert [key.name for key in Registry(keys).keys().values()] == ["a"]
     with pytest.raises(ConfigError, match=r"b\.pub"):
         expiring(keys)
 
@@ -313,7 +313,7 @@ def test_a_file_that_holds_no_key_costs_its_own_node_and_is_named(keys, content)
 @pytest.mark.parametrize("why", ["renewed", "revoked", "x"])
 def test_a_line_on_a_former_key_that_is_none_makes_no_key_count(keys, why, ends):
     add_node(keys, "a")
-    (key,) = keys_of_nodes(keys)
+    (key,) = present_and_former(keys)
     revoke_node(keys, "a")
     (keys / "former" / "a.pub").write_text(f"{key.public} {why} {ends}\n")
     assert Registry(keys).keys() == {}
