@@ -14,9 +14,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from potluck.cli.status.overview import NodeStanding, Overview
+from potluck.core.ground.errors import PotluckError
+from potluck.flower.deploy.checks import ends_of_observers
 from potluck.flower.deploy.limits import Reports
 from potluck.flower.deploy.members import Members
-from potluck.flower.deploy.registry import Registry
 from potluck.flower.deploy.requests import Inadmissible
 from potluck.flower.deploy.roles import OBSERVER
 from potluck.flower.deploy.tls import Security
@@ -55,7 +56,7 @@ class Observers:
     def __init__(self, keys: Path, say: Callable[[str], None]) -> None:
         self.security = Security(keys, mutual=True)
         self._members = Members(keys, OBSERVER)
-        self._registry = Registry(OBSERVER.registry_in(keys))
+        self._keys = keys
         self._say, self._refused = say, Reports(say, "callers who are no observers")
         self._reading: set[str] = set()
 
@@ -88,12 +89,15 @@ class Observers:
     def look(self) -> None:
         """Take up other keys, and say who may read, and who no more."""
         self.security.look()  # of a new certificate the gate speaks
-        now = datetime.now(UTC)
-        reading = {key.name for key in self._registry.keys().values() if key.counts(now)}
+        try:
+            ends = ends_of_observers(self._keys)
+        except (PotluckError, OSError):  # a file is damaged, or is just being exchanged: of that the gate speaks, too
+            return
+        reading = {name for name, end in ends.items() if datetime.now(UTC) < end}
         for name in sorted(reading - self._reading):
             self._say(f"observer {name} may read")
         for name in sorted(self._reading - reading):
-            self._say(f"observer {name} is revoked")
+            self._say(f"observer {name} may read no more")
         self._reading = reading
 
 

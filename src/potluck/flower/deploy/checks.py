@@ -180,6 +180,16 @@ def ends_in(folder: Path) -> dict[str, datetime]:
     return {name: end_of(folder / name) for name in (SERVER, CA)}
 
 
+def ends_of_observers(folder: Path) -> dict[str, datetime]:
+    """By name, when the certificates of the observers that there are end.
+
+    Raises:
+        ConfigError: a file does not hold one.
+    """
+    places = {name: folder / CERTIFICATES / f"{name}.crt" for name in registered(OBSERVER.registry_in(folder))}
+    return {name: end_of(place) for name, place in places.items() if place.is_file()}
+
+
 def listing(folder: Path) -> list[str]:
     """A line for each certificate and each node: what it is for, and when it ends.
 
@@ -246,9 +256,8 @@ def _former_ending(folder: Path, now: datetime) -> list[str]:
 
 
 def _observers_ending(folder: Path, now: datetime) -> Iterator[str]:
-    for name in registered(OBSERVER.registry_in(folder)):
-        certificate = folder / CERTIFICATES / f"{name}.crt"
-        if certificate.is_file() and (end := end_of(certificate)) - now < _SOON:
+    for name, end in ends_of_observers(folder).items():
+        if end - now < _SOON:
             verb = "expires" if now < end else "expired"
             yield f"the certificate of observer {name} {verb} on {_day(end)}; potluck keys {folder} --renew {name}"
 

@@ -397,8 +397,9 @@ def _give_key(folder: Path, role: Role, name: str, ends: datetime) -> Path:
     key, authority = new_secret(), _authority(folder) if (folder / CA_KEY).is_file() else None
     for made in (place.parent, place, public.parent.parent, public.parent):
         _make_folder(made)
-    for former in (place / role.certificate, folder / CERTIFICATES / f"{name}.crt"):
-        former.unlink(missing_ok=True)
+    if authority is None:
+        for former in (place / role.certificate, folder / CERTIFICATES / f"{name}.crt"):
+            former.unlink(missing_ok=True)  # it is of the former key
     _write(place / CA, (folder / CA).read_bytes())
     form = PrivateFormat.OpenSSH if role is NODE else PrivateFormat.PKCS8  # what Flower, and what all others read
     _write(place / role.secret, _pem(key, form), secret=True)
