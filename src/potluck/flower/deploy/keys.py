@@ -372,7 +372,8 @@ def _hand_out(folder: Path, authority: ec.EllipticCurvePrivateKey) -> None:
             before = folder / CERTIFICATES / f"{name}.crt"
             if role is NODE or before.is_file():
                 ends = end_of(folder / CA) if role is NODE else end_of(before)
-                _certify_holder(folder, role, present_key(public), authority, ends)
+                if datetime.now(UTC) < ends:
+                    _certify_holder(folder, role, present_key(public), authority, ends)
 
 
 def _certify_holder(
@@ -380,8 +381,8 @@ def _certify_holder(
 ) -> None:
     """Put the certificate of a key, and the authority's, into the folder that is to be copied to its holder."""
     public = load_pem_public_key(key.pem)
-    if not isinstance(public, ec.EllipticCurvePublicKey) or ends <= datetime.now(UTC):
-        return  # of another kind, which no holder of ours has, or over: it is made with the next key
+    if not isinstance(public, ec.EllipticCurvePublicKey):
+        return  # somebody else's key, which was put there by hand
     place, kept = folder / role.carried / key.name, folder / CERTIFICATES
     for made in (place.parent, place, kept):
         _make_folder(made)
@@ -397,14 +398,14 @@ def _give_key(folder: Path, role: Role, name: str, ends: datetime) -> Path:
     key, authority = new_secret(), _authority(folder) if (folder / CA_KEY).is_file() else None
     for made in (place.parent, place, public.parent.parent, public.parent):
         _make_folder(made)
-    if authority is None:
-        for former in (place / role.certificate, folder / CERTIFICATES / f"{name}.crt"):
-            former.unlink(missing_ok=True)  # it is of the former key
+    is_certified = authority is not None and datetime.now(UTC) < ends
+    for former in () if is_certified else (place / role.certificate, folder / CERTIFICATES / f"{name}.crt"):
+        former.unlink(missing_ok=True)  # it is of the former key
     _write(place / CA, (folder / CA).read_bytes())
     form = PrivateFormat.OpenSSH if role is NODE else PrivateFormat.PKCS8  # what Flower, and what all others read
     _write(place / role.secret, _pem(key, form), secret=True)
     _write(public, key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH) + b"\n")
-    if authority is not None:
+    if is_certified and authority is not None:
         _certify_holder(folder, role, present_key(public), authority, ends)
     return place
 

@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives.serialization import BestAvailableEncryption
 from potluck.core.ground.errors import PotluckError
 from potluck.flower.deploy.certificates import as_pem, certificates_in, end_of, key_in
 from potluck.flower.deploy.keys import CA, FORMERS, SERVER, SERVER_KEY, formers_in, node_secret, public_key_of
-from potluck.flower.deploy.registry import stamps
+from potluck.flower.deploy.registry import Stamps, stamps
 from potluck.flower.deploy.roles import NODE
 
 _WITHOUT = "it shows no certificate, which is asked for here"
@@ -34,7 +34,6 @@ class Security:
         self._own = (keys / SERVER, keys / SERVER_KEY)
         self._files = (*self._own, *((keys / CA, keys / FORMERS) if mutual else ()))
         self._seen = self._taken = stamps(*self._files)
-        self._shown = stamps(*self._own)
         self._ends = end_of(keys / SERVER)
         self.context = self._loaded()
 
@@ -47,13 +46,13 @@ class Security:
         before, self._seen = self._seen, stamps(*self._files)
         if self._seen == self._taken or self._seen != before:
             return None
-        self._taken, (certificate, _), shown = self._seen, self._own, self._shown
+        (certificate, _), known, self._taken = self._own, self._of_server(self._taken), self._seen
         try:
             ends, self.context = end_of(certificate), self._loaded()  # what cannot be used does not replace what can
         except (PotluckError, OSError) as error:  # as errors of TLS are
             return f"the new {certificate} cannot be used, and nodes are shown the one before: {error}"
-        self._ends, self._shown = ends, stamps(*self._own)
-        if self._shown == shown:
+        self._ends = ends
+        if self._of_server(self._seen) == known:
             return f"certificates of callers are checked by the new {self._keys / CA}"
         return f"nodes are shown the new {certificate}, which expires on {self._ends:%Y-%m-%d}"
 
@@ -73,6 +72,11 @@ class Security:
         if "unknown ca" in reason or "certificate unknown" in reason:
             return "it does not trust our certificate; has it the ca.crt of these keys?"
         return f"TLS failed ({reason})"
+
+    def _of_server(self, found: Stamps) -> Stamps:
+        """What of it is of the server's own certificate and key."""
+        own = [str(path) for path in self._own]
+        return tuple(stamp for stamp in found if stamp[0] in own)
 
     def _loaded(self) -> ssl.SSLContext:
         """The context of the files as they are now."""

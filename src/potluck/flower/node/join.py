@@ -482,7 +482,7 @@ def _about_certificate(keys: Path) -> str:
     place = keys / NODE.certificate
     copy = f"copy KEYS/nodes/NAME/{NODE.certificate} of the server's to {keys}"
     if not place.is_file():
-        return f"if it is served with --mutual-tls, this node has no certificate to show; {copy}"
+        return f"if that goes on, it is served with --mutual-tls, and this node has no certificate to show; {copy}"
     if (end := end_of(place)) <= datetime.now(UTC):
-        return f"if it is served with --mutual-tls, {place} expired on {end:%Y-%m-%d}; {copy}"
-    return f"if it is served with --mutual-tls, it does not take {place}; {copy}"
+        return f"if that goes on, it is served with --mutual-tls, and {place} expired on {end:%Y-%m-%d}; {copy}"
+    return f"if that goes on, it is served with --mutual-tls, and does not take {place}; {copy}"
