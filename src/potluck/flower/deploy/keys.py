@@ -395,17 +395,18 @@ def _certify_holder(
 def _give_key(folder: Path, role: Role, name: str, ends: datetime) -> Path:
     """Make a key and, if the authority's secret key is there, its certificate; register it."""
     place, public = folder / role.carried / name, _file_of(role.registry_in(folder), REGISTERED, name)
-    key, authority = new_secret(), _authority(folder) if (folder / CA_KEY).is_file() else None
+    certifies = (folder / CA_KEY).is_file() and datetime.now(UTC) < ends
+    key, authority = new_secret(), _authority(folder) if certifies else None
     for made in (place.parent, place, public.parent.parent, public.parent):
         _make_folder(made)
-    is_certified = authority is not None and datetime.now(UTC) < ends
-    for former in () if is_certified else (place / role.certificate, folder / CERTIFICATES / f"{name}.crt"):
-        former.unlink(missing_ok=True)  # it is of the former key
+    if authority is None:
+        for former in (place / role.certificate, folder / CERTIFICATES / f"{name}.crt"):
+            former.unlink(missing_ok=True)  # it is of the former key
     _write(place / CA, (folder / CA).read_bytes())
     form = PrivateFormat.OpenSSH if role is NODE else PrivateFormat.PKCS8  # what Flower, and what all others read
     _write(place / role.secret, _pem(key, form), secret=True)
     _write(public, key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH) + b"\n")
-    if is_certified and authority is not None:
+    if authority is not None:
         _certify_holder(folder, role, present_key(public), authority, ends)
     return place
 
