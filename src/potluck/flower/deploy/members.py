@@ -77,8 +77,8 @@ class Members:
         self._role = role
         self._ended = set[bytes]()
 
-    def meet(self, certificate: bytes | None) -> str:
-        """The name of the key in a certificate that a caller has shown in its handshake, in DER.
+    def meet(self, certificate: bytes | None) -> None:
+        """Check that the key in a certificate, in DER, that a caller has shown in its handshake is of somebody here.
 
         Raises:
             Inadmissible: it has shown none; the key is not registered, or counts no more.
@@ -86,9 +86,8 @@ class Members:
         if certificate is None:
             raise Inadmissible(403, "it shows no certificate")
         pem = key_in(load_der_x509_certificate(certificate))
-        name = self._counting(pem).name
+        self._counting(pem)
         self._end_former(pem)
-        return name
 
     def shown(self, headers: Mapping[str, str]) -> tuple[str, str]:
         """The key that a request shows, in the format of requests, and its name.

@@ -14,8 +14,6 @@ from potluck.flower.deploy.keys import CA, FORMERS, SERVER, SERVER_KEY, formers_
 from potluck.flower.deploy.registry import Stamps, stamps
 from potluck.flower.deploy.roles import NODE
 
-_WITHOUT = "it shows no certificate, which is asked for here"
-
 
 class Security:
     """The server's side of TLS, with the certificate in a folder of `potluck keys`.
@@ -62,7 +60,7 @@ class Security:
         if isinstance(error, ssl.SSLCertVerificationError):
             return f"its certificate is not one of these keys, or no more ({error.verify_message})"
         if "peer did not return a certificate" in reason:
-            return _WITHOUT
+            return "it shows no certificate, which is asked for here"
         if reason in ("http request", "wrong version number"):
             return "it does not encrypt (no TLS)"
         if "certificate expired" in reason:
