@@ -120,7 +120,7 @@ class TestWithFlower:
             def register(self):
                 return []
 
-        def gate(*settings):
+        def gate(*settings, mutual):
             opened.append(settings[-1])
             raise ConfigError("no more than this is of interest")
 
@@ -141,7 +141,7 @@ class TestWithFlower:
         assert not (tmp_path / "keys/registered/a.pub").exists()
 
     def test_keys_are_renewed_in_the_same_style_and_listed_alone(self, monkeypatch, capsys, tmp_path):
-        day = r"\d{4}-\d\d-\d\d"
+        day, likewise = r"\d{4}-\d\d-\d\d", r"keys/nodes/NAME/node\.crt: copy it likewise to a"
         outcome(monkeypatch, capsys, "keys", "--node", "a")
         for words, expected in (
             (
@@ -149,8 +149,14 @@ class TestWithFlower:
                 rf"keys/nodes/a: copy it to a before {day}, when its former key ends, then delete it here",
             ),
             (["--renew-server"], rf"keys/server\.crt ends on {day}; a running server takes it up by itself"),
-            (["--renew-authority"], rf"keys/ca\.crt ends on {day}: copy it to each node before its own one ends"),
-            (["--change-authority"], rf"keys/ca\.crt is another authority's: copy it to each node before {day}"),
+            (
+                ["--renew-authority"],
+                rf"keys/ca\.crt ends on {day}: copy it to each node before its own one ends\n{likewise}",
+            ),
+            (
+                ["--change-authority"],
+                rf"keys/ca\.crt is another authority's: copy it to each node before {day}\n{likewise}",
+            ),
         ):
             code, said = outcome(monkeypatch, capsys, "keys", *words)
             assert code == 0
@@ -164,10 +170,38 @@ class TestWithFlower:
             "node a",
         ]
 
+    def test_observers_are_renewed_revoked_and_listed_by_the_same_words_as_nodes(self, monkeypatch, capsys):
+        day = r"\d{4}-\d\d-\d\d"
+        for words, expected in (
+            (["--node", "a"], "keys: for the server, .*\nkeys/nodes/a: copy it to a, then delete it here"),
+            (["--observer", "board", "--days", "9"], "keys/observers/board: copy it to board, then delete it here"),
+            (
+                ["--renew", "board"],
+                rf"keys/observers/board: copy it to board before {day}, when its former key ends, then delete it here",
+            ),
+            (["--change-authority"], ".*\n.*\nkeys/observers/NAME/observer.crt: copy it likewise to board"),
+            ([], rf"(.*\n)*node a: no end\nobserver board: ends on {day}; its former key ends on {day}, or when .*"),
+            (["--revoke", "board"], "board is revoked"),
+            ([], rf"(.*\n)*node a: no end\nobserver board: revoked on {day}"),
+        ):
+            code, said = outcome(monkeypatch, capsys, "keys", "keys", *words)
+            assert code == 0, said
+            assert re.fullmatch(f"{expected}\n", said.out), (words, said.out)
+
+    @pytest.mark.parametrize("words", [["--observers", "127.0.0.1:8601"], ["--mutual-tls"]])
+    @pytest.mark.parametrize("more", [["--insecure"], ["--keys", "k", "--superlink", "127.0.0.1:1"]])
+    def test_what_wants_certificates_is_refused_where_there_are_none(self, words, more, monkeypatch, capsys):
+        code, said = outcome(monkeypatch, capsys, "serve", "fedavg", *words, *more)
+        assert code == 2
+        assert f"{words[0]}: callers are known by certificates of `potluck keys`; give --keys FOLDER" in said.err
+
     @pytest.mark.parametrize(
         ("words", "expected"),
         [
             (["--renew", "b"], "keys has no node b; registered: a"),
+            (["--observer", "a"], "node a has a key; renew it, or revoke a before it gets another one"),
+            (["--observer", "../a"], "expected up to 64 letters"),
+            (["--observer", "b", "--days", "0"], "--days 0: expected a number from 1 to 3650"),
             (["--renew", "a", "--overlap", "400"], "--overlap 400: expected a number of days from 0 to 365"),
             (["--renew-authority", "--change-authority"], "give one; the same authority, or another one"),
         ],

@@ -20,7 +20,7 @@ OLD = "0.0.9"
 OTHER_VERSION = f"import potluck._version\n\npotluck._version.__version__ = {OLD!r}\n"
 
 
-VERSIONS, NEXT = "\n## Versions\n", "\n## From one version to the next\n"
+ROLES, VERSIONS, NEXT = "\n## Who may do what\n", "\n## Versions\n", "\n## From one version to the next\n"
 
 
 def shown(start, end):
@@ -50,7 +50,7 @@ def test_keys_certificates_and_the_authority_change_while_all_run(deployment, da
     deployment.keys()
     assert deployment.running["server"].poll() is None
     heard = deployment.heard
-    assert [line for line in shown("# Keys for years", VERSIONS) if numbers_apart(line) not in heard] == []
+    assert [line for line in shown("# Keys for years", ROLES) if numbers_apart(line) not in heard] == []
     the_logs_have_each_line_of_the_terminals(deployment)
 
 

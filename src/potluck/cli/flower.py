@@ -60,6 +60,8 @@ def host(
     superlink: str | None,
     largest_reply: float,
     status: str | None,
+    observers: str | None,
+    mutual_tls: bool,
     allow_versions: bool,
     log: JsonLog,
 ) -> None:
@@ -75,6 +77,8 @@ def host(
         superlink: the address of a running one; None starts one behind a gate.
         largest_reply: the most GiB of one reply of a node.
         status: the `host:port` of a page for the operator, see `potluck.cli.status`; None for none.
+        observers: the `host:port` of what of that page is for observers; None for none.
+        mutual_tls: whether nodes have to show their certificates before anything of theirs is read.
         allow_versions: whether nodes with another version of Potluck or another copy of the method may take part.
         log: has a line for each that is said.
 
@@ -93,12 +97,13 @@ def host(
     from potluck.flower.server.serve import NODES
     from potluck.flower.wire.classes import told
 
-    console, account = Console(stderr=True), Account(keys if superlink is None else None)
+    served_keys = _keys_served(keys if superlink is None else None, observers, mutual_tls=mutual_tls)
+    console, account = Console(stderr=True), Account(served_keys)
     place, largest = _address(address), int(largest_reply * 2**30)
-    if status is not None:
-        _address(status)
-    if keys is not None and superlink is None:
-        check_served(keys)
+    for page in filter(None, (status, observers)):
+        _address(page)
+    if served_keys is not None:
+        check_served(served_keys)
     if keys is None and folder is not None and (folder / NODES).is_file():
         raise ConfigError(f"{folder}: nodes without keys have no names by which to recognise them; start a new run")
     experiment = _experiment(target, assignments, folder)
@@ -125,6 +130,8 @@ def host(
     with ExitStack() as stack:
         if status is not None:
             _open_page(status, account, stack, say)
+        if observers is not None and served_keys is not None:
+            _open_to_observers(observers, served_keys, account, stack, report("server"))
         run = new_folder(parent, experiment) if folder is None else folder
         if superlink is None:
             private_folder(run)  # weights, and numbers of nodes by which others could address them
@@ -136,7 +143,7 @@ def host(
             if superlink is None:
                 for line in link.register():  # before nodes come, who would be taken for second ones
                     report("node")(line)
-                gate = Gate(place, link.address, keys, report("gate"), link.trust, largest)
+                gate = Gate(place, link.address, keys, report("gate"), link.trust, largest, mutual=mutual_tls)
                 sightings = stack.enter_context(gate).sightings
             app = write_app(inner / "app", experiment, run, largest, allow_versions=allow_versions)
             account.begin(start := _start(experiment, run), sightings)
@@ -161,6 +168,37 @@ def _open_page(status: str, account: "Account", stack: ExitStack, say: Callable[
     say(f"how the run stands: http://{status}/")
     if not is_loopback(place[0]):
         say(f"warning: whoever reaches {status} can read how the run and its nodes stand; nothing there is encrypted")
+
+
+def _open_to_observers(
+    address: str, keys: Path, account: "Account", stack: ExitStack, say: Callable[[str], None]
+) -> None:
+    """Open what of the page is for observers until the stack is closed.
+
+    Raises:
+        ConfigError: its address cannot be had.
+    """
+    from potluck.cli.status.observers import Observers
+    from potluck.cli.status.serving import StatusPage
+
+    stack.enter_context(StatusPage(_address(address), account, Observers(keys, say)))
+    say(f"how the run stands, for observers: https://{address}/")
+
+
+def _keys_served(keys: Path | None, observers: str | None, *, mutual_tls: bool) -> Path | None:
+    """The keys of a server with a gate of its own; None if it has no keys or no gate.
+
+    Raises:
+        ConfigError: it has not, and something wants them.
+    """
+    if keys is None:
+        for option, given in (("--observers", observers), ("--mutual-tls", mutual_tls)):
+            if given:
+                raise ConfigError(
+                    f"{option}: callers are known by certificates of `potluck keys`; give --keys FOLDER, and neither"
+                    " --insecure nor --superlink"
+                )
+    return keys
 
 
 def _follow(

@@ -16,8 +16,9 @@ class KeyChanges:
     Attributes:
         addresses: host names and IP addresses of a new certificate of the server's.
         nodes: names of nodes that get their first key.
-        revoked: names of nodes that may take part no more.
-        renewed: names of nodes that get another key.
+        observers: names of observers that get theirs.
+        revoked: names of nodes and observers whose keys count no more.
+        renewed: names of nodes and observers that get another key.
         server: whether the server gets another certificate for the same addresses.
         authority: whether the authority's certificate gets a later end.
         another_authority: whether another authority takes its place.
@@ -25,6 +26,7 @@ class KeyChanges:
 
     addresses: Sequence[str]
     nodes: Sequence[str]
+    observers: Sequence[str]
     revoked: Sequence[str]
     renewed: Sequence[str]
     server: bool
@@ -34,8 +36,8 @@ class KeyChanges:
     @property
     def are_none(self) -> bool:
         """Whether there is nothing to do."""
-        of_nodes = (self.nodes, self.revoked, self.renewed)
-        return not (self.addresses or any(of_nodes) or self.server or self.authority or self.another_authority)
+        of_holders = (self.nodes, self.observers, self.revoked, self.renewed)
+        return not (self.addresses or any(of_holders) or self.server or self.authority or self.another_authority)
 
 
 def change_keys(folder: Path, changes: KeyChanges, days: int, overlap: int) -> None:
@@ -44,7 +46,7 @@ def change_keys(folder: Path, changes: KeyChanges, days: int, overlap: int) -> N
     Args:
         folder: the folder of the keys.
         changes: what is to be done.
-        days: days for which a new certificate of the server's is valid.
+        days: days for which a new certificate of the server's or an observer's is valid.
         overlap: days for which a former key or authority counts beside its successor.
 
     Raises:
@@ -67,7 +69,7 @@ def change_keys(folder: Path, changes: KeyChanges, days: int, overlap: int) -> N
             f"{folder}: for the server, reachable as {', '.join([*changes.addresses, 'localhost'])}; keep it there"
         )
     _change_certificates(folder, changes, days, overlap)
-    _change_nodes(folder, changes, overlap)
+    _change_holders(folder, changes, days, overlap)
 
 
 def _change_certificates(folder: Path, changes: KeyChanges, days: int, overlap: int) -> None:
@@ -76,22 +78,48 @@ def _change_certificates(folder: Path, changes: KeyChanges, days: int, overlap: 
     if changes.authority:
         end = renew_authority(folder)
         typer.echo(f"{folder / CA} ends on {end:%Y-%m-%d}: copy it to each node before its own one ends")
+        _tell_certificates(folder)
     if changes.another_authority:
         end = change_authority(folder, days, overlap)
         typer.echo(f"{folder / CA} is another authority's: copy it to each node before {end:%Y-%m-%d}")
+        _tell_certificates(folder)
     if changes.server:
         end = renew_server(folder, days)
         typer.echo(f"{folder / SERVER} ends on {end:%Y-%m-%d}; a running server takes it up by itself")
 
 
-def _change_nodes(folder: Path, changes: KeyChanges, overlap: int) -> None:
-    from potluck.flower.deploy.keys import add_node, renew_node, revoke_node
+def _tell_certificates(folder: Path) -> None:
+    """Say of new certificates of nodes and observers where they belong."""
+    from potluck.flower.deploy.roles import ROLES
+
+    for role in ROLES:
+        if places := sorted((folder / role.carried).glob(f"*/{role.certificate}")):
+            names = ", ".join(place.parent.name for place in places)
+            typer.echo(f"{folder / role.carried}/NAME/{role.certificate}: copy it likewise to {names}")
+
+
+def _change_holders(folder: Path, changes: KeyChanges, days: int, overlap: int) -> None:
+    from potluck.flower.deploy.keys import (
+        add_node,
+        add_observer,
+        is_observer,
+        renew_node,
+        renew_observer,
+        revoke_node,
+        revoke_observer,
+    )
 
     for name in changes.revoked:
-        revoke_node(folder, name)
+        (revoke_observer if is_observer(folder, name) else revoke_node)(folder, name)
         typer.echo(f"{name} is revoked")
     for name in changes.renewed:
-        place, end = renew_node(folder, name, overlap)
+        if is_observer(folder, name):
+            place, end = renew_observer(folder, name, overlap, days)
+        else:
+            place, end = renew_node(folder, name, overlap)
         typer.echo(f"{place}: copy it to {name} before {end:%Y-%m-%d}, when its former key ends, then delete it here")
-    for name in changes.nodes:
-        typer.echo(f"{add_node(folder, name)}: copy it to {name}, then delete it here")
+    for place, name in (
+        *((add_node(folder, name), name) for name in changes.nodes),
+        *((add_observer(folder, name, days), name) for name in changes.observers),
+    ):
+        typer.echo(f"{place}: copy it to {name}, then delete it here")

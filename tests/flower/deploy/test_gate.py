@@ -8,26 +8,45 @@ import ssl
 import threading
 import time
 from base64 import b64encode
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from http.client import HTTPConnection, HTTPSConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import pytest
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_ssh_private_key
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+    load_pem_private_key,
+    load_ssh_private_key,
+)
 from flwr.proto.fleet_pb2 import ActivateNodeRequest, ActivateNodeResponse, PullMessagesRequest
 from flwr.proto.node_pb2 import Node
 
 from potluck.flower.deploy import serving
+from potluck.flower.deploy.certificates import as_pem, certificate_of_holder
 from potluck.flower.deploy.gate import Gate, reason_in
-from potluck.flower.deploy.keys import add_node, certify, change_authority, renew_node, renew_server, revoke_node
+from potluck.flower.deploy.keys import (
+    add_node,
+    add_observer,
+    certify,
+    change_authority,
+    renew_authority,
+    renew_node,
+    renew_server,
+    revoke_node,
+)
 from potluck.flower.deploy.limits import LOG_LINES, Pace, Reports
 from potluck.flower.deploy.processes import free_port
-from potluck.flower.deploy.registry import keys_of_nodes
+from potluck.flower.deploy.registry import present_and_former
 from potluck.flower.deploy.requests import LONGEST_ANNOUNCEMENT, LONGEST_PART, LONGEST_REQUEST
 from potluck.flower.deploy.superlink import FlowerError
+from potluck.flower.deploy.tls import side_of_node
 from potluck.flower.node.join import Credentials, Refused, Unreachable, probe, question
 from potluck.locks import locked
 
@@ -100,7 +119,7 @@ class Gated:
 
 
 @contextmanager
-def opened(keys):
+def opened(keys, *, mutual=False):
     server = ThreadingHTTPServer(("127.0.0.1", 0), Inside)
     server.seen, server.status, told = [], 200, []
     if keys is not None:
@@ -112,7 +131,8 @@ def opened(keys):
     port = free_port()
     try:
         trust = None if keys is None else keys / "ca.crt"
-        with Gate(("127.0.0.1", port), f"127.0.0.1:{server.server_port}", keys, told.append, trust) as gate:
+        inside = f"127.0.0.1:{server.server_port}"
+        with Gate(("127.0.0.1", port), inside, keys, told.append, trust, mutual=mutual) as gate:
             yield Gated(server, f"127.0.0.1:{port}", keys, told, gate.sightings)
     finally:
         server.shutdown()
@@ -535,7 +555,7 @@ def test_a_renewed_node_may_come_with_its_former_key_until_it_has_come_with_the_
         )
         assert passes(gate, new)
         now = datetime.now(UTC)
-        assert sum(key.counts(now) for key in keys_of_nodes(keys)) == 2 - is_written
+        assert sum(key.counts(now) for key in present_and_former(keys)) == 2 - is_written
 
 
 def test_a_former_key_counts_no_more_when_its_time_is_over(keys):
@@ -657,3 +677,155 @@ def test_a_gate_warns_its_operator_of_what_ends_and_of_what_is_damaged(tmp_path,
     with Gate(("127.0.0.1", free_port()), "127.0.0.1:1", tmp_path, told.append):
         until(lambda: told)
     assert told[0].startswith(f"warning: {tmp_path / 'registered' / 'b.pub'} holds no public key")
+
+
+SOON = datetime.now(UTC) + timedelta(days=3)
+NOT_OURS = "its certificate is not one of these keys, or no more"
+CALL = b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n"
+
+
+def heard(gate, context, call=CALL):
+    """What a caller with its side of TLS hears until it is cut off."""
+    said, port = b"", int(gate.address.rpartition(":")[2])
+    with (
+        suppress(OSError),  # as errors of TLS are
+        socket.create_connection(("127.0.0.1", port), 10) as plain,
+        context.wrap_socket(plain, server_hostname="localhost") as line,
+    ):
+        line.sendall(call)
+        while part := line.recv(4096):
+            said += part
+    return said
+
+
+def showing(trust, certificate, key):
+    """The side of a caller who shows a certificate."""
+    context = ssl.create_default_context(cafile=str(trust))
+    context.load_cert_chain(certificate, key)
+    return context
+
+
+def unlocked(place, to):
+    """A node's secret key, as whoever has stolen it would have it for a program of his own."""
+    key = load_ssh_private_key((place / "node.key").read_bytes(), None)
+    to.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    return to
+
+
+def test_where_certificates_are_asked_for_a_node_passes_by_its_own(keys):
+    with opened(keys, mutual=True) as gate:
+        assert question(Credentials(gate.address, keys / "nodes" / "a"))() == []
+        with closing(HTTPSConnection(gate.address, timeout=10, context=side_of_node(keys / "nodes" / "a"))) as line:
+            asked = ActivateNodeRequest(public_key=pem_of(key_of(keys)), heartbeat_interval=30.0).SerializeToString()
+            line.request("POST", "/v1/fleet/activate-node", body=asked, headers=signed(key_of(keys)))
+            assert line.getresponse().status == 200
+            assert line.sock.version() == "TLSv1.3"  # in which the name in a certificate is encrypted, too
+        assert gate.told == []
+
+
+def test_where_certificates_are_asked_for_nothing_is_read_of_a_stranger(keys, tmp_path, days_ago):
+    strangers, place = tmp_path / "strangers", keys / "nodes" / "a"
+    certify(strangers, [], days=9)
+    add_node(strangers, "a")
+    own = unlocked(place, tmp_path / "own.pem")
+    with days_ago(3):
+        late = add_observer(keys, "late", days=1)
+    itself = tmp_path / "itself.crt"
+    secret = load_pem_private_key(own.read_bytes(), None)
+    itself.write_bytes(as_pem([certificate_of_holder("a", secret.public_key(), secret, SOON)]))
+    trust, other = keys / "ca.crt", unlocked(strangers / "nodes" / "a", tmp_path / "other.pem")
+    with opened(keys, mutual=True) as gate:
+        for context, why in (
+            (ssl.create_default_context(cafile=str(trust)), "it shows no certificate, which is asked for here"),
+            (showing(trust, strangers / "nodes" / "a" / "node.crt", other), f"{NOT_OURS} (unable to get "),
+            (showing(trust, itself, own), f"{NOT_OURS} (unable to get "),  # of a registered key, by itself
+            (showing(trust, keys / "server.crt", keys / "server.key"), f"{NOT_OURS} (unsuitable certificate purpose)"),
+            (showing(trust, late / "observer.crt", late / "observer.key"), f"{NOT_OURS} (certificate has expired)"),
+        ):
+            assert heard(gate, context) == b""
+            until(lambda why=why: any(line.startswith(f"refused a caller: {why}") for line in gate.told))
+        older = ssl.create_default_context(cafile=str(trust))
+        older.maximum_version = ssl.TLSVersion.TLSv1_2
+        assert heard(gate, older) == b""
+        assert gate.seen == []
+        bare = shutil.copytree(place, tmp_path / "bare", ignore=shutil.ignore_patterns("node.crt"))
+        with pytest.raises(Unreachable, match=r"it hangs up; if that goes on, .* --mutual-tls, and this node has no"):
+            probe(Credentials(gate.address, bare))
+
+
+@pytest.mark.parametrize("call", [CALL, b"", b"\xff" * 10**6])
+def test_who_shows_a_certificate_of_a_key_that_counts_no_more_is_told_and_not_heard(keys, tmp_path, call):
+    place, reading = add_node(keys, "b"), add_observer(keys, "board", days=9)
+    shutil.copytree(place, tmp_path / "b")
+    trust = keys / "ca.crt"
+    revoked = showing(trust, tmp_path / "b" / "node.crt", unlocked(tmp_path / "b", tmp_path / "b.pem"))
+    with opened(keys, mutual=True) as gate:
+        revoke_node(keys, "b")
+        assert b"its key, of node b, was revoked on " in heard(gate, revoked, call)
+        observer = showing(trust, reading / "observer.crt", reading / "observer.key")
+        assert b"its key is not registered" in heard(gate, observer, call)
+        assert gate.seen == []
+        with pytest.raises(Refused, match="refuses this node: its key, of node b, was revoked on"):
+            probe(Credentials(gate.address, tmp_path / "b"))
+
+
+def test_a_node_that_is_revoked_is_heard_no_more_on_the_connection_that_it_has(keys):
+    key = key_of(keys)
+    with (
+        opened(keys, mutual=True) as gate,
+        closing(HTTPSConnection(gate.address, timeout=10, context=side_of_node(keys / "nodes" / "a"))) as line,
+    ):
+        asked = ActivateNodeRequest(public_key=pem_of(key), heartbeat_interval=30.0).SerializeToString()
+        line.request("POST", "/v1/fleet/activate-node", body=asked, headers=signed(key))
+        assert line.getresponse().read()
+        gate.seen.clear()
+        revoke_node(keys, "a")
+        line.request("POST", PULL, body=polling(), headers=signed(key))
+        assert line.getresponse().status == 403
+        assert gate.seen == []
+
+
+def comes(gate, place):
+    """Whether a node passes with the keys in its folder."""
+    try:
+        probe(Credentials(gate.address, place))
+    except (Refused, Unreachable):
+        return False
+    return True
+
+
+def test_certificates_of_a_former_authority_count_as_long_as_it_does(keys, tmp_path, looks_often):
+    first = Path(shutil.copytree(keys / "nodes" / "a", tmp_path / "first"))
+    with opened(keys, mutual=True) as gate:
+        for _ in range(2):  # also of the one before the last one
+            change_authority(keys, days=365, overlap=30)
+            until(lambda: comes(gate, keys / "nodes" / "a"))
+            probe(Credentials(gate.address, first))
+        (first / "ca.crt").write_bytes((keys / "ca.crt").read_bytes())  # and nothing else of what belongs to it
+        (fault,) = question(Credentials(gate.address, first))()
+        assert "node.crt is of another authority than ca.crt" in fault
+        change_authority(keys, days=365, overlap=0)
+        until(lambda: comes(gate, keys / "nodes" / "a"))
+        (first / "ca.crt").write_bytes((keys / "ca.crt").read_bytes())
+        with pytest.raises(Unreachable, match=r"it hangs up; if that goes on, .* --mutual-tls, and does not take "):
+            probe(Credentials(gate.address, first))
+
+
+def test_a_renewed_authority_is_taken_up_and_both_its_certificates_count(keys, tmp_path, looks_often):
+    former = Path(shutil.copytree(keys / "nodes" / "a", tmp_path / "former"))
+    with opened(keys, mutual=True) as gate:
+        renew_authority(keys)
+        until(lambda: gate.told == [f"certificates of callers are checked by the new {keys / 'ca.crt'}"])
+        probe(Credentials(gate.address, former))
+        probe(Credentials(gate.address, keys / "nodes" / "a"))
+
+
+def test_a_gate_that_asks_for_certificates_names_nodes_that_have_none(keys, looks_often):
+    (keys / "ca.key").rename(keys / "elsewhere")
+    add_node(keys, "b")
+    with opened(keys, mutual=True) as gate:
+        until(lambda: gate.told)
+        assert gate.told[0].startswith("warning: node b has no certificate, and is not let in without; ")
+    with opened(keys) as gate:
+        assert question(Credentials(gate.address, keys / "nodes" / "b"))() == []  # who does not ask needs none
+        assert gate.told == []

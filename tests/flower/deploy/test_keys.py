@@ -11,8 +11,10 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 from cryptography import x509
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_ssh_private_key
 
 from potluck.core.ground.errors import ConfigError
+from potluck.flower.deploy.certificates import key_in
 from potluck.flower.deploy.checks import (
     Daily,
     check_carried,
@@ -20,19 +22,25 @@ from potluck.flower.deploy.checks import (
     expiring,
     expiring_at_server,
     expiring_carried,
+    faults_of_certificate,
     listing,
+    uncertified,
 )
 from potluck.flower.deploy.keys import (
     add_node,
+    add_observer,
     certify,
     change_authority,
     renew_authority,
     renew_node,
+    renew_observer,
     renew_server,
     retire_former_keys,
     revoke_node,
+    revoke_observer,
 )
-from potluck.flower.deploy.registry import Registry, keys_of_nodes, present_key, registered
+from potluck.flower.deploy.registry import Registry, present_and_former, present_key, registered
+from potluck.flower.deploy.tls import show_certificate
 from potluck.locks import HeldError, locked
 
 
@@ -50,7 +58,7 @@ def names_in(path):
 def counting(keys):
     """By node, how many of its keys count."""
     now = datetime.now(UTC)
-    return sorted(key.node for key in keys_of_nodes(keys) if key.counts(now))
+    return sorted(key.name for key in present_and_former(keys) if key.counts(now))
 
 
 def trusts(authority, keys):
@@ -149,6 +157,15 @@ def test_a_former_authority_counts_no_more_when_its_time_is_over(keys, tmp_path)
     assert (keys / "server.crt").read_bytes().count(b"BEGIN") == 1
 
 
+def test_an_authority_that_has_ended_has_a_successor_all_the_same(tmp_path, days_ago):
+    with days_ago(3651):
+        certify(tmp_path, [], days=1)
+        add_node(tmp_path, "a")
+    change_authority(tmp_path, days=365, overlap=30)
+    check_served(tmp_path)
+    assert trusts(tmp_path / "ca.crt", tmp_path)
+
+
 def test_a_former_authority_does_not_outlive_its_own_end(tmp_path, days_ago):
     with days_ago(3640):
         certify(tmp_path, [], days=1)
@@ -179,19 +196,25 @@ def test_what_does_not_belong_together_is_said_with_what_mends_it(keys, tmp_path
 
 
 def test_secrets_are_for_their_owner_alone(keys):
-    place = add_node(keys, "a")
+    place, reading = add_node(keys, "a"), add_observer(keys, "b", days=9)
     renew_node(keys, "a", overlap=30)
+    renew_observer(keys, "b", overlap=30, days=9)
     change_authority(keys, days=365, overlap=30)
-    for secret in (keys / "ca.key", keys / "server.key", place / "node.key"):
+    for secret in (keys / "ca.key", keys / "server.key", place / "node.key", reading / "observer.key"):
         assert stat.S_IMODE(secret.stat().st_mode) == 0o600
-    for folder in (keys, place, keys / "registered", keys / "former"):
+    observing = keys / "observing"
+    for folder in (
+        *(keys, place, reading, keys / "registered", keys / "former", keys / "certificates"),
+        *(observing, observing / "registered", observing / "former"),
+    ):
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
 
 
-@pytest.mark.parametrize("name", ["ca.key", "server.key", "nodes/a/node.key"])
+@pytest.mark.parametrize("name", ["ca.key", "server.key", "nodes/a/node.key", "observers/b/observer.key"])
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o660])
 def test_a_secret_that_others_may_read_is_refused_with_the_command_that_mends_it(keys, name, mode):
     place = add_node(keys, "a")
+    add_observer(keys, "b", days=9)
     secret = keys / name
     secret.chmod(mode)
     check = (lambda: check_carried(place)) if "node" in name else (lambda: check_served(keys))
@@ -201,11 +224,13 @@ def test_a_secret_that_others_may_read_is_refused_with_the_command_that_mends_it
     check()
 
 
-@pytest.mark.parametrize("name", [".", "registered", "former"])
+@pytest.mark.parametrize("name", [".", "registered", "former", "observing", "observing/registered", "observing/former"])
 @pytest.mark.parametrize("mode", [0o770, 0o707, 0o777])
 def test_a_folder_into_which_others_may_put_keys_is_refused_with_the_command_that_mends_it(keys, name, mode):
     add_node(keys, "a")
     renew_node(keys, "a", overlap=30)
+    add_observer(keys, "b", days=9)
+    renew_observer(keys, "b", overlap=30, days=9)
     (keys / name).chmod(mode)
     with pytest.raises(ConfigError, match=f"others may write to this folder .*: chmod go-w {keys / name}"):
         check_served(keys)
@@ -220,11 +245,134 @@ def test_a_node_does_not_join_with_a_folder_into_which_others_may_put_an_authori
 
 def test_a_node_gets_what_it_needs_and_nothing_else(keys):
     place = add_node(keys, "hospital-a")
-    assert sorted(path.name for path in place.iterdir()) == ["ca.crt", "node.key"]
+    assert sorted(path.name for path in place.iterdir()) == ["ca.crt", "node.crt", "node.key"]
     check_carried(place)
     check_served(keys)
     assert list(registered(keys)) == ["hospital-a"]
     assert present_key(registered(keys)["hospital-a"]).pem.startswith(b"-----BEGIN PUBLIC KEY-----")
+
+
+def certificate_in(place):
+    (file,) = (path for path in place.iterdir() if path.suffix == ".crt" and path.stem != "ca")
+    return x509.load_pem_x509_certificate(file.read_bytes())
+
+
+def test_an_observer_gets_what_it_needs_and_takes_no_part(keys):
+    place = add_observer(keys, "board", days=30)
+    assert sorted(path.name for path in place.iterdir()) == ["ca.crt", "observer.crt", "observer.key"]
+    check_served(keys)
+    assert registered(keys) == {}
+    assert [key.name for key in present_and_former(keys / "observing")] == ["board"]
+    certificate = certificate_in(place)
+    certificate.verify_directly_issued_by(x509.load_pem_x509_certificate((keys / "ca.crt").read_bytes()))
+    assert timedelta(days=29) < certificate.not_valid_after_utc - datetime.now(UTC) <= timedelta(days=30)
+    (key,) = present_and_former(keys / "observing")
+    assert key_in(certificate) == key.pem
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.load_cert_chain(place / "observer.crt", place / "observer.key")  # as whoever reads with it does
+
+
+def test_an_observer_is_renewed_and_revoked_as_a_node_is(keys):
+    place, observing = add_observer(keys, "board", days=30), keys / "observing"
+    old = (place / "observer.key").read_bytes()
+    _, end = renew_observer(keys, "board", overlap=7, days=60)
+    assert timedelta(days=6) < end - datetime.now(UTC) <= timedelta(days=7)
+    assert (place / "observer.key").read_bytes() != old
+    assert counting(observing) == ["board", "board"]
+    retire_former_keys(observing, "board")
+    assert counting(observing) == ["board"]
+    revoke_observer(keys, "board")
+    assert counting(observing) == []
+    assert not place.exists()
+    assert not (keys / "certificates" / "board.crt").exists()
+    add_node(keys, "board")  # the name is free again
+    assert [line.partition(":")[0] for line in listing(keys)[2:]] == ["node board", "observer board"]
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (add_node, lambda keys, name: add_observer(keys, name, 9)),
+        (lambda keys, name: add_observer(keys, name, 9), add_node),
+    ],
+)
+def test_a_name_is_one_nodes_or_one_observers(keys, first, second):
+    first(keys, "a")
+    for again in (first, second):
+        with pytest.raises(ConfigError, match="a has a key; renew it, or revoke a before it gets another one"):
+            again(keys, "a")
+
+
+def test_without_the_authoritys_secret_a_node_gets_a_key_alone_and_an_observer_nothing(keys):
+    (keys / "ca.key").rename(keys / "elsewhere")
+    place = add_node(keys, "a")
+    assert sorted(path.name for path in place.iterdir()) == ["ca.crt", "node.key"]
+    for change in (lambda: add_observer(keys, "b", 9), lambda: renew_observer(keys, "b", 9, 9)):
+        with pytest.raises(ConfigError, match=r"ca\.key is missing, which signs certificates; bring it back"):
+            change()
+    assert not (keys / "observing").exists()
+    (line,) = uncertified(keys)
+    assert re.fullmatch(r"node a has no certificate, and is not let in without; .* --renew-authority", line)
+    (keys / "elsewhere").rename(keys / "ca.key")
+    renew_authority(keys)
+    assert uncertified(keys) == []
+    assert key_in(certificate_in(place)) == present_key(registered(keys)["a"]).pem
+    (keys / "ca.key").rename(keys / "elsewhere")
+    renew_node(keys, "a", overlap=3)  # its certificate is not of the new key
+    assert uncertified(keys) == [line]
+    assert not (place / "node.crt").exists()
+
+
+@pytest.mark.parametrize("change", [renew_authority, lambda keys: change_authority(keys, days=365, overlap=30)])
+def test_with_a_new_certificate_of_the_authoritys_all_get_new_ones_of_the_keys_that_they_have(keys, change):
+    place, reading = add_node(keys, "a"), add_observer(keys, "b", days=9)
+    secrets = [(place / "node.key").read_bytes(), (reading / "observer.key").read_bytes()]
+    before, ends = certificate_in(place), certificate_in(reading).not_valid_after_utc
+    (place / "node.key").unlink()  # as when it has been copied
+    change(keys)
+    authority = x509.load_pem_x509_certificate((keys / "ca.crt").read_bytes())
+    for holder in (place, reading):
+        certificate_in(holder).verify_directly_issued_by(authority)
+        assert (holder / "ca.crt").read_bytes() == (keys / "ca.crt").read_bytes()
+    assert key_in(certificate_in(place)) == key_in(before)
+    assert certificate_in(place).serial_number != before.serial_number
+    assert certificate_in(place).not_valid_after_utc == authority.not_valid_after_utc
+    assert certificate_in(reading).not_valid_after_utc == ends
+    assert (reading / "observer.key").read_bytes() == secrets[1]
+    assert not (place / "node.key").exists()
+
+
+def test_a_nodes_certificate_does_not_pass_for_the_servers(keys, tmp_path):
+    place = add_node(keys, "localhost")
+    shown = tmp_path / "impostor"
+    shown.mkdir()
+    (shown / "server.crt").write_bytes((place / "node.crt").read_bytes())
+    key = load_ssh_private_key((place / "node.key").read_bytes(), None)
+    (shown / "server.key").write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    assert trusts(keys / "ca.crt", keys)
+    assert not trusts(keys / "ca.crt", shown)
+
+
+def test_a_certificate_that_will_not_do_is_named_and_one_of_another_key_not_shown(keys, tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
+    (tmp_path / "temporary").mkdir()
+    place = add_node(keys, "a")
+    assert faults_of_certificate(place) == []
+    show_certificate(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), place)
+    assert list((tmp_path / "temporary").iterdir()) == []
+    change_authority(keys, days=365, overlap=30)
+    (place / "ca.crt").write_bytes((keys / "ca.crt").read_bytes())
+    certify(tmp_path / "strangers", [], days=1)
+    (place / "node.crt").write_bytes((add_node(tmp_path / "strangers", "a") / "node.crt").read_bytes())
+    (line,) = faults_of_certificate(place)
+    assert re.search(r"node\.crt is of another key than node\.key, and is not shown; for a server .* copy KEYS/", line)
+    show_certificate(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), place)
+    (place / "node.crt").write_bytes((keys / "certificates" / "a.crt").read_bytes())
+    (place / "ca.crt").write_bytes((tmp_path / "strangers" / "ca.crt").read_bytes())
+    (line,) = faults_of_certificate(place)
+    assert re.search(r"node\.crt is of another authority than ca\.crt; for a server that asks for it, copy", line)
+    (place / "node.crt").unlink()
+    assert faults_of_certificate(place) == []
 
 
 def test_a_revoked_node_is_registered_no_more_and_may_get_a_new_key(keys):
@@ -236,19 +384,19 @@ def test_a_revoked_node_is_registered_no_more_and_may_get_a_new_key(keys):
     assert (add_node(keys, "a") / "node.key").read_bytes() != old
     assert counting(keys) == ["a"]
     revoke_node(keys, "a")
-    assert [key.revoked for key in keys_of_nodes(keys)] == [True, True]
+    assert [key.revoked for key in present_and_former(keys)] == [True, True]
 
 
 def test_a_renewed_node_may_come_with_either_key_until_it_has_come_with_the_new_one(keys):
     place = add_node(keys, "a")
-    old, (first,) = (place / "node.key").read_bytes(), keys_of_nodes(keys)
+    old, (first,) = (place / "node.key").read_bytes(), present_and_former(keys)
     found, end = renew_node(keys, "a", overlap=7)
     assert (found, (place / "node.key").read_bytes() != old) == (place, True)
     assert timedelta(days=6) < end - datetime.now(UTC) <= timedelta(days=7)
     assert counting(keys) == ["a", "a"]
     retire_former_keys(keys, "a")
     assert counting(keys) == ["a"]
-    former, present = keys_of_nodes(keys)
+    former, present = present_and_former(keys)
     assert (former.pem, former.revoked, present.ends) == (first.pem, False, None)
     assert present.pem != first.pem
 
@@ -304,7 +452,7 @@ def test_a_file_that_holds_no_key_costs_its_own_node_and_is_named(keys, content)
     for name in "ab":
         add_node(keys, name)
     (keys / "registered" / "b.pub").write_bytes(content)
-    assert [key.node for key in Registry(keys).keys().values()] == ["a"]
+    assert [key.name for key in Registry(keys).keys().values()] == ["a"]
     with pytest.raises(ConfigError, match=r"b\.pub"):
         expiring(keys)
 
@@ -313,7 +461,7 @@ def test_a_file_that_holds_no_key_costs_its_own_node_and_is_named(keys, content)
 @pytest.mark.parametrize("why", ["renewed", "revoked", "x"])
 def test_a_line_on_a_former_key_that_is_none_makes_no_key_count(keys, why, ends):
     add_node(keys, "a")
-    (key,) = keys_of_nodes(keys)
+    (key,) = present_and_former(keys)
     revoke_node(keys, "a")
     (keys / "former" / "a.pub").write_text(f"{key.public} {why} {ends}\n")
     assert Registry(keys).keys() == {}
@@ -414,7 +562,26 @@ def test_what_ends_within_a_month_is_warned_of_at_both_ends(keys, tmp_path):
     soon = datetime.now(UTC) + timedelta(days=3)
     (own,) = expiring_carried(tmp_path, soon)
     assert re.search(rf"ca\.crt expires on {soon:%Y-%m-%d}, and this node will trust no server by it; .*KEYS", own)
-    assert expiring_carried(tmp_path, datetime.now(UTC) + timedelta(days=31)) == []
+    later = datetime.now(UTC) + timedelta(days=31)
+    assert expiring_carried(tmp_path, later) == []
+    assert expiring_carried(tmp_path, later, later) == []
+    (shown,) = expiring_carried(tmp_path, later, soon)
+    assert re.search(rf"node\.crt expires on {soon:%Y-%m-%d}; for a server that asks for it, copy", shown)
+
+
+def test_an_observers_certificate_that_ends_is_named_to_the_operator(keys, days_ago):
+    add_observer(keys, "a", days=31)
+    assert expiring(keys) == []
+    add_observer(keys, "b", days=29)
+    with days_ago(9):
+        add_observer(keys, "c", days=2)
+    found = expiring(keys)
+    assert [re.sub(DAY, "DAY", line).partition(";")[0] for line in found] == [
+        "the certificate of observer b expires on DAY",
+        "the certificate of observer c expired on DAY",
+    ]
+    assert found[1].endswith("--renew c")
+    assert re.fullmatch(f"observer c: ended on {DAY}", listing(keys)[-1])
 
 
 DAY = r"\d{4}-\d\d-\d\d"

@@ -145,8 +145,9 @@ def test_the_same_trouble_is_told_once():
 def test_a_flower_that_listens_elsewhere_is_not_used(tmp_path):
     home, door = NodeConfig(tmp_path), tmp_path / "runtime.sock"
     say = _News(lambda line: None)
-    renewal = _Renewal(Credentials("127.0.0.1:1", None), say)
-    life = _Life([], list, home, door, say, lambda: None, renewal, lambda lines: None)
+    credentials = Credentials("127.0.0.1:1", None)
+    renewal = _Renewal(credentials, say)
+    life = _Life(credentials, list, home, door, say, lambda: None, renewal, lambda lines: None)
     (tmp_path / "node.log").write_text("INFO: SuperNode ID: 1\n")
     with pytest.raises(FlowerError, match="others could take this node's tasks"):
         life._read_logs()
@@ -236,7 +237,8 @@ def test_a_node_switches_keys_between_two_jobs(tmp_path, monkeypatch):
         heard.append(next(words))
         return heard[-1:]
 
-    life = _Life([], list, home, tmp_path / "runtime.sock", _News(lambda line: None), list, Renewal(), list)
+    place = tmp_path / "runtime.sock"
+    life = _Life(Credentials("127.0.0.1:1", None), list, home, place, _News(lambda line: None), list, Renewal(), list)
     for name, stand_in in (("_move_in", Running), ("_start", Running), ("_is_stuck", lambda watch: False)):
         monkeypatch.setattr(life, name, stand_in)
     monkeypatch.setattr(life, "_new_in", new_in)

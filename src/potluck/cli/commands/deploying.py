@@ -37,8 +37,13 @@ def keys(
         list[str] | None, typer.Option(help="Host name or IP address under which nodes reach the server.")
     ] = None,
     node: Annotated[list[str] | None, typer.Option(help="Name of a node that gets a key.")] = None,
-    revoke: Annotated[list[str] | None, typer.Option(help="Name of a node to revoke.")] = None,
-    renew: Annotated[list[str] | None, typer.Option(help="Name of a node that gets another key.")] = None,
+    observer: Annotated[
+        list[str] | None, typer.Option(help="Name of an observer, who may read how runs stand, that gets a key.")
+    ] = None,
+    revoke: Annotated[list[str] | None, typer.Option(help="Name of a node or an observer to revoke.")] = None,
+    renew: Annotated[
+        list[str] | None, typer.Option(help="Name of a node or an observer that gets another key.")
+    ] = None,
     renew_server: Annotated[
         bool, typer.Option("--renew-server", help="Another certificate of the server's, for the same addresses.")
     ] = False,
@@ -49,18 +54,27 @@ def keys(
     change_authority: Annotated[
         bool, typer.Option("--change-authority", help="Another authority; copy its ca.crt to nodes.")
     ] = False,
-    days: Annotated[int, typer.Option(help="Days for which the server's certificate is valid.")] = 365,
+    days: Annotated[
+        int, typer.Option(help="Days for which a certificate of the server or an observer is valid.")
+    ] = 365,
     overlap: Annotated[
         int, typer.Option(help="Days for which a former key or authority counts beside its successor.")
     ] = 30,
 ) -> None:
-    """Make certificates and nodes' keys for a federation across machines, renew them, or list them and their ends."""
+    """Make keys and certificates for a federation across machines, renew them, or list them and their ends."""
     from potluck.cli.flower import require_flower
     from potluck.cli.keys import KeyChanges, change_keys
 
     require_flower()
     changes = KeyChanges(
-        address or [], node or [], revoke or [], renew or [], renew_server, renew_authority, change_authority
+        addresses=address or [],
+        nodes=node or [],
+        observers=observer or [],
+        revoked=revoke or [],
+        renewed=renew or [],
+        server=renew_server,
+        authority=renew_authority,
+        another_authority=change_authority,
     )
     change_keys(folder, changes, days, overlap)
 
@@ -113,6 +127,13 @@ def serve(
         str | None,
         typer.Option(help="HOST:PORT of a page with how the run and its nodes stand, such as 127.0.0.1:8600."),
     ] = None,
+    observers: Annotated[
+        str | None, typer.Option(help="HOST:PORT of what of that page is for observers, over TLS, by their keys.")
+    ] = None,
+    mutual_tls: Annotated[
+        bool,
+        typer.Option("--mutual-tls", help="Nothing is read of a caller that shows no certificate of a node's."),
+    ] = False,
     allow_versions: Annotated[
         bool,
         typer.Option("--allow-versions", help="Nodes with another version of Potluck or of the method may take part."),
@@ -139,6 +160,8 @@ def serve(
             superlink=superlink,
             largest_reply=largest_reply,
             status=status,
+            observers=observers,
+            mutual_tls=mutual_tls,
             allow_versions=allow_versions,
             log=log,
         )

@@ -48,7 +48,7 @@ class _Numbers(Collector):
         yield CounterMetricFamily("potluck_rounds_lost", "Those of them that changed nothing.", seen.lost)
         payload = CounterMetricFamily("potluck_payload_bytes", "Payload of finished rounds.", labels=["way"])
         ways = {"down": seen.bytes_down, "up": seen.bytes_up, "evaluation": seen.bytes_evaluation}
-        for way, count in ways.items():
+        for way, count in ways.items() if seen.is_whole else ():
             payload.add_metric([way], count)
         yield payload
 
@@ -71,8 +71,9 @@ class _Numbers(Collector):
             if (sighting := node.sighting) is not None:
                 spoke.add_metric([node.name], sighting.last)
                 refused.add_metric([node.name], sighting.refused)
-                passed.add_metric([node.name, "down"], sighting.bytes_down)
-                passed.add_metric([node.name, "up"], sighting.bytes_up)
+                if self._seen.is_whole:
+                    passed.add_metric([node.name, "down"], sighting.bytes_down)
+                    passed.add_metric([node.name, "up"], sighting.bytes_up)
         yield from (spoke, refused, passed)
 
     def _of_machine(self) -> Iterator[Metric]:

@@ -80,6 +80,7 @@ class Overview:
         said: what was said on the terminal last, and when, newest first.
         ends: when certificates expire, by the name of their file.
         disk: what the run's folder takes; `free` is what is left on its disk. None if it cannot be told.
+        is_whole: whether it has all that an operator sees; what an observer does not see is empty otherwise.
     """
 
     at: float
@@ -101,6 +102,7 @@ class Overview:
     ends: Mapping[str, datetime] = field(default_factory=dict[str, datetime])
     disk: int | None = None
     free: int | None = None
+    is_whole: bool = True
 
 
 @dataclass(frozen=True)

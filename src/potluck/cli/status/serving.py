@@ -1,4 +1,4 @@
-"""Serves the operator's page: it is read only, and nobody who asks for it can hold up the run."""
+"""Serves the page of a run, to its operator or, in part, to observers; nobody who asks for it can hold up the run."""
 
 import asyncio
 import ipaddress
@@ -9,6 +9,7 @@ from typing import Self
 
 from potluck.cli.status.account import Account
 from potluck.cli.status.metrics import METRICS_TYPE, metrics_of
+from potluck.cli.status.observers import Observers, for_observers
 from potluck.cli.status.overview import Overview
 from potluck.cli.status.page import page_of, policy_of_page
 from potluck.core.ground.errors import ConfigError
@@ -30,11 +31,14 @@ class StatusPage:
     Args:
         address: the host and port to listen at.
         account: what is shown.
+        observers: who alone may read, over TLS and what is for them; None for everybody who reaches the address.
     """
 
-    def __init__(self, address: tuple[str, int], account: Account) -> None:
-        self._address = address
-        self._serving = Serving(address, _Desk(account, local=is_loopback(address[0])), None, "status")
+    def __init__(self, address: tuple[str, int], account: Account, observers: Observers | None = None) -> None:
+        self._address, self._option = address, "--status" if observers is None else "--observers"
+        security = None if observers is None else observers.security
+        desk = _Desk(account, observers, local=observers is None and is_loopback(address[0]))
+        self._serving = Serving(address, desk, security, "status")
 
     def __enter__(self) -> Self:
         host, port = self._address
@@ -42,8 +46,8 @@ class StatusPage:
             self._serving.start()
         except OSError as error:
             raise ConfigError(
-                f"--status {host}:{port}: cannot listen there ({error.strerror}); choose another port, or end what"
-                " listens at this one"
+                f"{self._option} {host}:{port}: cannot listen there ({error.strerror}); choose another port, or end"
+                " what listens at this one"
             ) from error
         return self
 
@@ -66,9 +70,17 @@ def is_loopback(host: str) -> bool:
 class _Desk:
     """Answers whoever asks, right away."""
 
-    def __init__(self, account: Account, *, local: bool) -> None:
-        self._account, self._local = account, local
+    def __init__(self, account: Account, observers: Observers | None, *, local: bool) -> None:
+        self._account, self._observers, self._local = account, observers, local
         self._made: dict[str, tuple[Overview, bytes]] = {}
+
+    def greet(self, certificate: bytes | None, host: str) -> HttpAnswer | None:
+        """Send away who is no observer, where observers alone may read."""
+        why = None if self._observers is None else self._observers.why_not(certificate)
+        if self._observers is None or why is None:
+            return None
+        self._observers.refused(host, why)
+        return _said(403, why)
 
     def admit(self, head: Head) -> HttpAnswer:
         """The answer to a request."""
@@ -89,17 +101,19 @@ class _Desk:
         return _said(404, "there are /, /metrics and /healthz")
 
     def hung_up(self, error: ssl.SSLError) -> None:
-        """Nobody's handshake fails, since there is none."""
+        """A handshake failed; for an operator there is none."""
+        if self._observers is not None:
+            self._observers.hung_up(error)
 
     async def watch(self) -> None:
-        """Nothing to do beside."""
-        await asyncio.Event().wait()
+        """Look after observers' keys; for an operator there is nothing to do."""
+        await (asyncio.Event().wait() if self._observers is None else self._observers.watch())
 
     def _fresh(self, path: str, make: Callable[[Overview], bytes]) -> bytes:
         """What an overview looks like; the same one is made once, however many ask."""
         seen = self._account.look()
         if path not in self._made or self._made[path][0] is not seen:
-            self._made[path] = seen, make(seen)
+            self._made[path] = seen, make(seen if self._observers is None else for_observers(seen))
         return self._made[path][1]
 
 

@@ -1,8 +1,9 @@
-"""Certificates: an authority's own, a server's that it signs, and bridges from a former authority to its successor.
+"""Certificates: an authority's own, those of a server and of holders of keys, which it signs, and bridges.
 
 All authorities have one name, and differ by their keys. A bridge is the successor's key, signed by the former's: who
 knows the former alone trusts by it what the successor has signed, until the bridge ends. So a server can change its
-authority at once, and nodes get to know the new one one by one.
+authority at once, and nodes get to know the new one one by one. By a bridge back, the former's key signed by the
+successor, a server trusts the certificates that nodes have of the former.
 """
 
 import ipaddress
@@ -14,7 +15,7 @@ from pathlib import Path
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import Encoding
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from potluck.core.ground.errors import ConfigError
@@ -74,6 +75,19 @@ def certificate_of_server(
     )
 
 
+def certificate_of_holder(
+    name: str, key: ec.EllipticCurvePublicKey, authority: ec.EllipticCurvePrivateKey, ends: datetime
+) -> x509.Certificate:
+    """The certificate by which the holder of a key is known before it says anything. It passes for no server's."""
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    return (
+        _certificate(subject, key, authority, ends)
+        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CLIENT_AUTH]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .sign(authority, hashes.SHA384())
+    )
+
+
 def certificates_in(path: Path) -> list[x509.Certificate]:
     """The certificates in a file, of which there is at least one.
 
@@ -100,6 +114,11 @@ def end_of(path: Path) -> datetime:
 def as_pem(certificates: Iterable[x509.Certificate]) -> bytes:
     """The content of a file with these certificates."""
     return b"".join(certificate.public_bytes(Encoding.PEM) for certificate in certificates)
+
+
+def key_in(certificate: x509.Certificate) -> bytes:
+    """The public key of a certificate, in the format of nodes' requests."""
+    return certificate.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
 
 
 def addresses_in(certificate: x509.Certificate) -> list[str]:

@@ -3,18 +3,33 @@
 import shlex
 import stat
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+from cryptography.exceptions import InvalidSignature
+
 from potluck.core.ground.errors import ConfigError
-from potluck.flower.deploy.certificates import addresses_in, certificates_in, end_of
-from potluck.flower.deploy.keys import CA, CA_KEY, FOR_NODES, NODE_KEY, SERVER, SERVER_KEY, bridges_in, read_secret
+from potluck.flower.deploy.certificates import addresses_in, certificates_in, end_of, key_in
+from potluck.flower.deploy.keys import (
+    CA,
+    CA_KEY,
+    CERTIFICATES,
+    FOR_NODES,
+    NODE_KEY,
+    SERVER,
+    SERVER_KEY,
+    bridges_in,
+    public_key_of,
+    read_secret,
+)
 from potluck.flower.deploy.limits import Say
-from potluck.flower.deploy.registry import FORMER, REGISTERED, NodeKey, keys_of_nodes
+from potluck.flower.deploy.registry import FORMER, REGISTERED, RegisteredKey, present_and_former, registered
+from potluck.flower.deploy.roles import NODE, OBSERVER, ROLES
 
 _SOON = timedelta(days=30)
 _DAY = 86_400.0  # seconds
+_COPY_CERTIFICATE = "for a server that asks for it, copy KEYS/nodes/NAME/node.crt over it"
 _COPY_CA = "have the server's operator carry out `potluck keys KEYS --renew-authority`, and copy KEYS/ca.crt over it"
 
 
@@ -47,8 +62,11 @@ def check_served(folder: Path) -> None:
         ConfigError: something is missing, has expired, or does not belong together; others may read secrets, or write.
     """
     _check_there(folder, (CA, SERVER, SERVER_KEY), f"potluck keys {folder} --address HOST --node NAME")
-    secrets = [folder / CA_KEY, folder / SERVER_KEY, *sorted((folder / FOR_NODES).glob(f"*/{NODE_KEY}"))]
-    _check_modes([folder, folder / REGISTERED, folder / FORMER], secrets)
+    secrets = [folder / CA_KEY, folder / SERVER_KEY]
+    for role in ROLES:
+        secrets += sorted((folder / role.carried).glob(f"*/{role.secret}"))
+    registries = [role.registry_in(folder) / kind for role in ROLES for kind in (".", REGISTERED, FORMER)]
+    _check_modes(registries, secrets)
     now = datetime.now(UTC)
     for name, remedy in _remedies(folder).items():
         if (end := end_of(folder / name)) <= now:
@@ -84,20 +102,62 @@ def expiring(folder: Path) -> list[str]:
         if (end := end_of(folder / name)) - now < _SOON:
             verb = "expires" if now < end else "expired"
             found.append(f"{folder / name} {verb} on {_day(end)}, and nodes will refuse it; {remedy}")
-    return [*found, *_bridges_ending(folder, now), *_former_ending(folder, now)]
+    return [
+        *found,
+        *_bridges_ending(folder, now),
+        *_former_ending(folder, now),
+        *_observers_ending(folder, now),
+    ]
 
 
-def expiring_carried(folder: Path, end: datetime) -> list[str]:
-    """Warnings for a node's owner: the authority's certificate ends within 30 days, or has ended.
+def uncertified(folder: Path) -> list[str]:
+    """Warnings for the operator of a server that asks for certificates: nodes that have none.
+
+    Those of before there were any, and those that got their key while the authority's secret key was elsewhere.
+    """
+    return [
+        f"node {name} has no certificate, and is not let in without; make one for each node that has none, and copy"
+        f" them: potluck keys {folder} --renew-authority"
+        for name in registered(folder)
+        if not (folder / CERTIFICATES / f"{name}.crt").is_file()
+    ]
+
+
+def expiring_carried(folder: Path, end: datetime, shown_until: datetime | None = None) -> list[str]:
+    """Warnings for a node's owner: a certificate ends within 30 days, or has ended.
 
     Args:
         folder: the node's keys.
-        end: of the certificate that it has joined with.
+        end: of the authority's certificate that it has joined with.
+        shown_until: the end of the node's own one; None if it has none.
     """
-    now = datetime.now(UTC)
-    verb = "expires" if now < end else "expired"
-    said = f"{folder / CA} {verb} on {_day(end)}, and this node will trust no server by it; {_COPY_CA}"
-    return [said] if end - now < _SOON else []
+    now, found = datetime.now(UTC), list[str]()
+    if end - now < _SOON:
+        verb = "expires" if now < end else "expired"
+        found.append(f"{folder / CA} {verb} on {_day(end)}, and this node will trust no server by it; {_COPY_CA}")
+    if shown_until is not None and shown_until < end and shown_until - now < _SOON:
+        verb = "expires" if now < shown_until else "expired"
+        found.append(f"{folder / NODE.certificate} {verb} on {_day(shown_until)}; {_COPY_CERTIFICATE}")
+    return found
+
+
+def faults_of_certificate(folder: Path) -> list[str]:
+    """Why a node's own certificate, if it has one, will not do for a server that asks for it; for its owner.
+
+    Raises:
+        ConfigError: a file does not hold what it should.
+    """
+    place = folder / NODE.certificate
+    if not place.is_file():
+        return []
+    own = certificates_in(place)[0]
+    if key_in(own) != public_key_of(folder):
+        return [f"{place} is of another key than {NODE_KEY}, and is not shown; {_COPY_CERTIFICATE}"]
+    try:
+        own.verify_directly_issued_by(certificates_in(folder / CA)[0])
+    except (InvalidSignature, ValueError, TypeError):
+        return [f"{place} is of another authority than {CA}; {_COPY_CERTIFICATE}"]
+    return []
 
 
 def expiring_at_server(folder: Path) -> list[str]:
@@ -120,6 +180,16 @@ def ends_in(folder: Path) -> dict[str, datetime]:
     return {name: end_of(folder / name) for name in (SERVER, CA)}
 
 
+def ends_of_observers(folder: Path) -> dict[str, datetime]:
+    """By name, when the certificates of the observers that there are end.
+
+    Raises:
+        ConfigError: a file does not hold one.
+    """
+    places = {name: folder / CERTIFICATES / f"{name}.crt" for name in registered(OBSERVER.registry_in(folder))}
+    return {name: end_of(place) for name, place in places.items() if place.is_file()}
+
+
 def listing(folder: Path) -> list[str]:
     """A line for each certificate and each node: what it is for, and when it ends.
 
@@ -127,22 +197,32 @@ def listing(folder: Path) -> list[str]:
         ConfigError: there are no certificates, or a file holds something else.
     """
     now, (server, *_) = datetime.now(UTC), certificates_in(folder / SERVER)
-    keys = keys_of_nodes(folder)
+    keys = present_and_former(folder)
     return [
         f"authority: {_until(end_of(folder / CA), now)}",
         *(f"a former authority: {_until(one.not_valid_after_utc, now)}" for one in bridges_in(folder)),
         f"server: {_until(server.not_valid_after_utc, now)}, for {', '.join(addresses_in(server))}",
-        *(f"node {name}: {_standing(name, keys, now)}" for name in sorted({key.node for key in keys})),
+        *(f"node {name}: {_standing(name, keys, now, 'no end')}" for name in sorted({key.name for key in keys})),
+        *_observers(folder, now),
     ]
 
 
-def _standing(name: str, keys: Sequence[NodeKey], now: datetime) -> str:
-    """How a node's keys stand, of which the last one is its present one, if it has one."""
-    *former, last = [key for key in keys if key.node == name]
+def _observers(folder: Path, now: datetime) -> Iterator[str]:
+    """A line for each observer."""
+    keys = present_and_former(OBSERVER.registry_in(folder))
+    for name in sorted({key.name for key in keys}):
+        certificate = folder / CERTIFICATES / f"{name}.crt"
+        end = _until(end_of(certificate), now) if certificate.is_file() else "no certificate"
+        yield f"observer {name}: {_standing(name, keys, now, end)}"
+
+
+def _standing(name: str, keys: Sequence[RegisteredKey], now: datetime, end: str) -> str:
+    """How a holder's keys stand, of which the last one is its present one, if it has one, with an end in words."""
+    *former, last = [key for key in keys if key.name == name]
     if last.ends is not None:
         return f"{'revoked' if last.revoked else 'ended'} on {_day(last.ends)}"
     ends = [key.ends for key in former if key.ends is not None and key.counts(now)]
-    return f"no end; its former key ends on {_day(max(ends))}, or when it comes with this one" if ends else "no end"
+    return f"{end}; its former key ends on {_day(max(ends))}, or when it comes with this one" if ends else end
 
 
 def _until(end: datetime, now: datetime) -> str:
@@ -168,11 +248,18 @@ def _bridges_ending(folder: Path, now: datetime) -> list[str]:
 
 def _former_ending(folder: Path, now: datetime) -> list[str]:
     return [
-        f"node {key.node} has not come with its new key, and its former one counts until {_day(key.ends)}; copy"
-        f" {folder / FOR_NODES / key.node} to its machine, or make another: potluck keys {folder} --renew {key.node}"
-        for key in keys_of_nodes(folder)
+        f"node {key.name} has not come with its new key, and its former one counts until {_day(key.ends)}; copy"
+        f" {folder / FOR_NODES / key.name} to its machine, or make another: potluck keys {folder} --renew {key.name}"
+        for key in present_and_former(folder)
         if key.ends is not None and now < key.ends < now + _SOON
     ]
+
+
+def _observers_ending(folder: Path, now: datetime) -> Iterator[str]:
+    for name, end in ends_of_observers(folder).items():
+        if end - now < _SOON:
+            verb = "expires" if now < end else "expired"
+            yield f"the certificate of observer {name} {verb} on {_day(end)}; potluck keys {folder} --renew {name}"
 
 
 def _day(moment: datetime) -> str:

@@ -22,7 +22,7 @@ from potluck.core.ground.errors import PotluckError
 from potluck.core.ground.text import one_line
 from potluck.flower import LARGEST_REPLY
 from potluck.flower.deploy.certificates import fingerprint_of
-from potluck.flower.deploy.checks import Daily, expiring, expiring_at_server
+from potluck.flower.deploy.checks import Daily, expiring, expiring_at_server, uncertified
 from potluck.flower.deploy.keys import CA, bridges_in
 from potluck.flower.deploy.limits import Pace, Reports, Say
 from potluck.flower.deploy.members import KEY_HEADER, Caller, Members
@@ -66,6 +66,7 @@ class Gate:
             soon.
         trust: the certificate by which the SuperLink is known; None if it does not encrypt.
         largest: the most bytes of one reply of a node.
+        mutual: whether callers have to show a certificate of `keys` before anything of theirs is read.
 
     Attributes:
         sightings: of the nodes that spoke.
@@ -79,12 +80,14 @@ class Gate:
         say: Say,
         trust: Path | None = None,
         largest: int = LARGEST_REPLY,
+        *,
+        mutual: bool = False,
     ) -> None:
         self._address = address
         self.sightings = Sightings()
-        security = None if keys is None else Security(keys)
-        desk = _Desk(_connections(inside, trust), keys, security, say, largest, self.sightings)
-        self._serving = Serving(address, desk, None if security is None else security.context)
+        security = None if keys is None else Security(keys, mutual=mutual)
+        desk = _Desk(_connections(inside, trust), keys, security, say, largest, self.sightings, mutual=mutual)
+        self._serving = Serving(address, desk, security)
 
     def __enter__(self) -> Self:
         host, port = self._address
@@ -111,15 +114,28 @@ class _Desk:
         say: Say,
         largest: int,
         sightings: Sightings,
+        *,
+        mutual: bool,
     ) -> None:
         self.inside, self.sightings = inside, sightings
         self.of_nodes, self._of_strangers = Reports(say, "nodes"), Reports(say, "strangers")
         self._say, self._daily = say, Daily(lambda line: say(f"warning: {line}"))
         self._keys, self._security = keys, security
-        self._members = Members(keys)
+        self._members, self._mutual = Members(keys), mutual
         self._requests = requests_of_nodes(registered=keys is not None)
         self._largest = largest
         self._known: dict[bytes, _Node] = {}
+
+    def greet(self, certificate: bytes | None, host: str) -> HttpAnswer | None:
+        """Send away who has shown a certificate of a key that counts no more; who has shown none is not here."""
+        if not self._mutual:
+            return None
+        try:
+            self._members.meet(certificate)
+        except Inadmissible as error:
+            self._of_strangers(f"refused {host}: {error.why}")
+            return refusing_answer(error.status, error.why)
+        return None
 
     def admit(self, head: Head) -> Visit | HttpAnswer:
         """Decide on a request by its header; whoever has not signed it is refused."""
@@ -162,7 +178,7 @@ class _Desk:
             if (news := self._security.look()) is not None:
                 self._say(news)
             if warn:
-                self._daily(expiring(self._keys))
+                self._daily([*expiring(self._keys), *(uncertified(self._keys) if self._mutual else [])])
         except (PotluckError, OSError) as error:  # a file is damaged, or is just being exchanged
             self._daily([str(error)])
 

@@ -1,14 +1,19 @@
-"""Keys: a certificate for the server, a key for every node, and how each gets a successor while all of them run.
+"""Keys: a certificate for the server, a key for every node and observer, and how each gets a successor while all run.
 
 keys/                      stays with the server
-  ca.key  ca.crt           signs the server's certificate
+  ca.key  ca.crt           signs the server's certificate, and those of nodes and observers
   bridges.crt              by which nodes that know a former authority trust this one
+  formers.crt              by which this server trusts certificates that nodes have of a former authority
   server.key  server.crt   the server shows it to nodes
   registered/NAME.pub      nodes that may take part; delete a node's file to revoke it
   former/NAME.pub          keys that the node had before, each with its end
+  observing/               registered/ and former/ of observers
+  certificates/NAME.crt    the present certificate of each node and observer
   nodes/NAME/              copy it to the node, and nowhere else
     ca.crt                 by which it knows the server
     node.key               by which the server knows it
+    node.crt               by which the server knows it before it says anything, if it wants that
+  observers/NAME/          likewise, with observer.key and observer.crt
 """
 
 import os
@@ -28,6 +33,7 @@ from cryptography.hazmat.primitives.serialization import (
     PrivateFormat,
     PublicFormat,
     load_pem_private_key,
+    load_pem_public_key,
     load_ssh_private_key,
 )
 from cryptography.x509 import Certificate, GeneralName
@@ -40,20 +46,24 @@ from potluck.flower.deploy.certificates import (
     as_pem,
     bridge,
     certificate_of_authority,
+    certificate_of_holder,
     certificate_of_server,
     certificates_in,
     end_of,
     new_secret,
 )
-from potluck.flower.deploy.registry import FORMER, REGISTERED, NodeKey, former_keys, present_key, registered
+from potluck.flower.deploy.registry import FORMER, REGISTERED, RegisteredKey, former_keys, present_key, registered
+from potluck.flower.deploy.roles import NODE, OBSERVER, ROLES, Role
 from potluck.locks import locked
 
-CA_KEY, CA, SERVER_KEY, SERVER, NODE_KEY = "ca.key", "ca.crt", "server.key", "server.crt", "node.key"
-BRIDGES = "bridges.crt"
-"""The certificates that `server.crt` has beside its own, newest first."""
+CA_KEY, CA, SERVER_KEY, SERVER = "ca.key", "ca.crt", "server.key", "server.crt"
+NODE_KEY, FOR_NODES = NODE.secret, NODE.carried
+BRIDGES, FORMERS = "bridges.crt", "formers.crt"
+"""The certificates that `server.crt` has beside its own, newest first; and those by which a server trusts certificates
+of nodes that a former authority has signed."""
 
-FOR_NODES = "nodes"
-"""The folder with a folder for each node, until that is copied to it."""
+CERTIFICATES = "certificates"
+"""The folder with the present certificate of each node and observer."""
 
 _MOST_OVERLAP = 365  # days for which a former key or authority counts beside its successor
 _ALONE = 5.0  # seconds in which another command has changed the keys
@@ -98,13 +108,15 @@ def renew_server(folder: Path, days: int) -> datetime:
 def renew_authority(folder: Path) -> datetime:
     """Make a new certificate of the same authority, with a later end, which is returned.
 
-    All that it has signed stays valid. A node needs the new certificate before its own one ends.
+    All that it has signed stays valid. A node needs the new certificate before its own one ends. All nodes get
+    certificates that end with it.
 
     Raises:
         ConfigError: the authority's secret key is not there.
     """
-    _write(folder / CA, as_pem([certificate_of_authority(_secret(folder))]))
-    _hand_out(folder)
+    authority = _secret(folder)
+    _write(folder / CA, as_pem([certificate_of_authority(authority)]))
+    _hand_out(folder, authority)
     return end_of(folder / CA)
 
 
@@ -124,32 +136,57 @@ def change_authority(folder: Path, days: int, overlap: int) -> datetime:
     """
     _check_days(days)
     former, successor = _authority(folder), new_secret()
-    ends = min(end_of(folder / CA), _end_of_overlap(overlap))
+    ends = max(datetime.now(UTC), min(end_of(folder / CA), _end_of_overlap(overlap)))
     bridges = [bridge(successor.public_key(), former, ends), *bridges_in(folder)]
+    back = bridge(former.public_key(), successor, ends)
+    again = [one for one in formers_in(folder) if one.public_key() != former.public_key()]
     names = address_names(addresses_in(certificates_in(folder / SERVER)[0]))
     _write(folder / BRIDGES, as_pem(bridges))
+    _write(folder / FORMERS, as_pem([back, *again]))
     _show(folder, successor, names, days, bridges)  # before the former key goes: until then all can be done again
     _write(folder / CA_KEY, _pem(successor, PrivateFormat.PKCS8), secret=True)
     _write(folder / CA, as_pem([certificate_of_authority(successor)]))
-    _hand_out(folder)
+    _hand_out(folder, successor)
     return ends
 
 
 def add_node(folder: Path, name: str) -> Path:
     """Make a node's key, register it, and return the folder to copy to the node.
 
+    It gets a certificate that ends with the authority's, if the authority's secret key is there.
+
     Raises:
         ConfigError: the name is taken or invalid, or there is no certificate yet.
     """
-    public, place = _file_of(folder, REGISTERED, name), folder / FOR_NODES / name
-    if public.exists() or place.exists():
-        raise ConfigError(
-            f"node {name} has a key; renew it, or revoke {name} before it gets another one: potluck keys {folder}"
-            f" --renew {name}"
-        )
-    if not (folder / CA).is_file():
-        raise ConfigError(f"{folder / CA} is missing; make it first: potluck keys {folder} --address HOST")
-    return _give_key(folder, name)
+    _check_free(folder, name)
+    return _give_key(folder, NODE, name, end_of(folder / CA))
+
+
+def add_observer(folder: Path, name: str, days: int) -> Path:
+    """Make an observer's key and certificate, register it, and return the folder to copy to the observer.
+
+    Args:
+        folder: the folder of the keys.
+        name: the observer's, which no node has.
+        days: days until its certificate ends.
+
+    Raises:
+        ConfigError: the name is taken or invalid; the days are none, or too many; the authority's secret key is not
+            there.
+    """
+    _check_days(days)
+    _check_free(folder, name)
+    _authority(folder)  # without a certificate an observer is nobody
+    return _give_key(folder, OBSERVER, name, datetime.now(UTC) + timedelta(days=days))
+
+
+def is_observer(folder: Path, name: str) -> bool:
+    """Whether an observer has this name.
+
+    Raises:
+        ConfigError: it is no name.
+    """
+    return _file_of(OBSERVER.registry_in(folder), REGISTERED, name).is_file()
 
 
 def renew_node(folder: Path, name: str, overlap: int) -> tuple[Path, datetime]:
@@ -166,10 +203,25 @@ def renew_node(folder: Path, name: str, overlap: int) -> tuple[Path, datetime]:
         ConfigError: there is no such node; the overlap is out of range.
         HeldError: another command is changing the keys.
     """
-    ends = _end_of_overlap(overlap)
-    with _changing(folder, _ALONE):
-        _note_former(folder, replace(_registered_key(folder, name), ends=ends))
-        return _give_key(folder, name), ends
+    return _renew(folder, NODE, name, overlap, end_of(folder / CA))
+
+
+def renew_observer(folder: Path, name: str, overlap: int, days: int) -> tuple[Path, datetime]:
+    """Make an observer another key and certificate, in the same way.
+
+    Args:
+        folder: the folder of the keys.
+        name: the observer's.
+        overlap: days for which it may come with the former key.
+        days: days until its new certificate ends.
+
+    Raises:
+        ConfigError: there is no such observer; a number is out of range; the authority's secret key is not there.
+        HeldError: another command is changing the keys.
+    """
+    _check_days(days)
+    _authority(folder)
+    return _renew(folder, OBSERVER, name, overlap, datetime.now(UTC) + timedelta(days=days))
 
 
 def revoke_node(folder: Path, name: str) -> None:
@@ -179,15 +231,25 @@ def revoke_node(folder: Path, name: str) -> None:
         ConfigError: there is no such node.
         HeldError: another command is changing the keys.
     """
-    with _changing(folder, _ALONE):
-        _note_former(folder, replace(_registered_key(folder, name), ends=datetime.now(UTC), revoked=True))
-        _end_former(folder, name, revoked=True)
-        _file_of(folder, REGISTERED, name).unlink()
-    shutil.rmtree(folder / FOR_NODES / name, ignore_errors=True)
+    _revoke(folder, NODE, name)
+
+
+def revoke_observer(folder: Path, name: str) -> None:
+    """Revoke an observer, in the same way.
+
+    Raises:
+        ConfigError: there is no such observer.
+        HeldError: another command is changing the keys.
+    """
+    _revoke(folder, OBSERVER, name)
 
 
 def retire_former_keys(folder: Path, name: str) -> None:
-    """End the former keys of a node, which has come with its new one.
+    """End the former keys of a holder, which has come with its new one.
+
+    Args:
+        folder: the folder of `Role.registry_in`.
+        name: the holder's.
 
     Raises:
         StorageError: the folder cannot be written.
@@ -203,9 +265,16 @@ def bridges_in(folder: Path) -> list[Certificate]:
     Raises:
         ConfigError: their file holds no certificate.
     """
-    place = folder / BRIDGES
-    found = certificates_in(place) if place.is_file() else []
-    return [one for one in found if datetime.now(UTC) < one.not_valid_after_utc]
+    return _not_ended(folder / BRIDGES)
+
+
+def formers_in(folder: Path) -> list[Certificate]:
+    """The certificates, by the present authority, of former ones that have not ended.
+
+    Raises:
+        ConfigError: their file holds no certificate.
+    """
+    return _not_ended(folder / FORMERS)
 
 
 def public_key_of(place: Path) -> bytes:
@@ -214,11 +283,22 @@ def public_key_of(place: Path) -> bytes:
     Raises:
         ConfigError: the file does not hold a secret key.
     """
+    return node_secret(place).public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+
+
+def node_secret(place: Path) -> ec.EllipticCurvePrivateKey:
+    """The secret key in a node's folder.
+
+    Raises:
+        ConfigError: the file does not hold one.
+    """
     try:
         key = load_ssh_private_key((place / NODE_KEY).read_bytes(), None)
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
         raise ConfigError(f"{place / NODE_KEY} holds no secret key of a node: {error}") from error
-    return key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise ConfigError(f"{place / NODE_KEY} holds a key of another kind; expected one that `potluck keys` made")
+    return key
 
 
 def read_secret(path: Path) -> ec.EllipticCurvePrivateKey:
@@ -282,60 +362,135 @@ def _secret(folder: Path) -> ec.EllipticCurvePrivateKey:
     return read_secret(folder / CA_KEY)
 
 
-def _hand_out(folder: Path) -> None:
-    """Have the folders that are still to be copied to nodes hold the authority's certificate."""
-    for place in (folder / FOR_NODES).glob("*"):
-        _write(place / CA, (folder / CA).read_bytes())
+def _hand_out(folder: Path, authority: ec.EllipticCurvePrivateKey) -> None:
+    """Have the folders that are to be copied to all holders of keys hold new certificates, the authority's and theirs.
+
+    A node's own one ends with the authority's, an observer's when the one before would have.
+    """
+    for role in ROLES:
+        for name, public in registered(role.registry_in(folder)).items():
+            before = folder / CERTIFICATES / f"{name}.crt"
+            if role is NODE or before.is_file():
+                ends = end_of(folder / CA) if role is NODE else end_of(before)
+                if datetime.now(UTC) < ends:
+                    _certify_holder(folder, role, present_key(public), authority, ends)
 
 
-def _give_key(folder: Path, name: str) -> Path:
-    """Make a node's key, and register it."""
-    place, public = folder / FOR_NODES / name, _file_of(folder, REGISTERED, name)
-    key = new_secret()
-    for made in (folder / FOR_NODES, place, public.parent):
+def _certify_holder(
+    folder: Path, role: Role, key: RegisteredKey, authority: ec.EllipticCurvePrivateKey, ends: datetime
+) -> None:
+    """Put the certificate of a key, and the authority's, into the folder that is to be copied to its holder."""
+    public = load_pem_public_key(key.pem)
+    if not isinstance(public, ec.EllipticCurvePublicKey):
+        return  # somebody else's key, which was put there by hand
+    place, kept = folder / role.carried / key.name, folder / CERTIFICATES
+    for made in (place.parent, place, kept):
         _make_folder(made)
     _write(place / CA, (folder / CA).read_bytes())
-    _write(place / NODE_KEY, _pem(key, PrivateFormat.OpenSSH), secret=True)
+    content = as_pem([certificate_of_holder(key.name, public, authority, ends)])
+    for file in (place / role.certificate, kept / f"{key.name}.crt"):
+        _write(file, content)
+
+
+def _give_key(folder: Path, role: Role, name: str, ends: datetime) -> Path:
+    """Make a key and, if the authority's secret key is there, its certificate; register it."""
+    place, public = folder / role.carried / name, _file_of(role.registry_in(folder), REGISTERED, name)
+    certifies = (folder / CA_KEY).is_file() and datetime.now(UTC) < ends
+    key, authority = new_secret(), _authority(folder) if certifies else None
+    for made in (place.parent, place, public.parent.parent, public.parent):
+        _make_folder(made)
+    if authority is None:
+        for former in (place / role.certificate, folder / CERTIFICATES / f"{name}.crt"):
+            former.unlink(missing_ok=True)  # it is of the former key
+    _write(place / CA, (folder / CA).read_bytes())
+    form = PrivateFormat.OpenSSH if role is NODE else PrivateFormat.PKCS8  # what Flower, and what all others read
+    _write(place / role.secret, _pem(key, form), secret=True)
     _write(public, key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH) + b"\n")
+    if authority is not None:
+        _certify_holder(folder, role, present_key(public), authority, ends)
     return place
 
 
-def _registered_key(folder: Path, name: str) -> NodeKey:
-    public = _file_of(folder, REGISTERED, name)
+def _check_free(folder: Path, name: str) -> None:
+    """Check that nobody has a name, which is one node's or one observer's, and that there is an authority.
+
+    Raises:
+        ConfigError: somebody has it, it is no name, or there is none.
+    """
+    for role in ROLES:
+        public = _file_of(role.registry_in(folder), REGISTERED, name)
+        if public.exists() or (folder / role.carried / name).exists():
+            raise ConfigError(
+                f"{role.word} {name} has a key; renew it, or revoke {name} before it gets another one: potluck keys"
+                f" {folder} --renew {name}"
+            )
+    if not (folder / CA).is_file():
+        raise ConfigError(f"{folder / CA} is missing; make it first: potluck keys {folder} --address HOST")
+
+
+def _renew(folder: Path, role: Role, name: str, overlap: int, certified: datetime) -> tuple[Path, datetime]:
+    """Make another key, with a certificate up to a moment; the former one counts until the moment that is returned."""
+    ends, registry = _end_of_overlap(overlap), role.registry_in(folder)
+    _registered_key(folder, role, name)  # before that there may be no folder in which to keep others out
+    with _changing(registry, _ALONE):
+        _note_former(registry, replace(_registered_key(folder, role, name), ends=ends))
+        return _give_key(folder, role, name, certified), ends
+
+
+def _revoke(folder: Path, role: Role, name: str) -> None:
+    registry = role.registry_in(folder)
+    _registered_key(folder, role, name)  # as there
+    with _changing(registry, _ALONE):
+        _note_former(registry, replace(_registered_key(folder, role, name), ends=datetime.now(UTC), revoked=True))
+        _end_former(registry, name, revoked=True)
+        _file_of(registry, REGISTERED, name).unlink()
+    (folder / CERTIFICATES / f"{name}.crt").unlink(missing_ok=True)
+    shutil.rmtree(folder / role.carried / name, ignore_errors=True)
+
+
+def _registered_key(folder: Path, role: Role, name: str) -> RegisteredKey:
+    registry = role.registry_in(folder)
+    public = _file_of(registry, REGISTERED, name)
     if not public.is_file():
-        known = ", ".join(registered(folder)) or "none"
-        raise ConfigError(f"{folder} has no node {name}; registered: {known}")
+        known = ", ".join(registered(registry)) or "none"
+        raise ConfigError(f"{folder} has no {role.word} {name}; registered: {known}")
     return present_key(public)
 
 
-def _note_former(folder: Path, key: NodeKey) -> None:
-    """Add a former key to the file of its node."""
-    place = _file_of(folder, FORMER, key.node)
+def _note_former(folder: Path, key: RegisteredKey) -> None:
+    """Add a former key to the file of its holder."""
+    place = _file_of(folder, FORMER, key.name)
     _make_folder(place.parent)
     _write_former(place, [*former_keys(place), key])
 
 
 def _end_former(folder: Path, name: str, *, revoked: bool) -> None:
-    """End the former keys of a node that still count."""
+    """End the former keys of a holder that still count."""
     now, place = datetime.now(UTC), _file_of(folder, FORMER, name)
     if any(key.counts(now) for key in former_keys(place)):
         ended = [replace(key, ends=now, revoked=revoked) if key.counts(now) else key for key in former_keys(place)]
         _write_former(place, ended)
 
 
-def _write_former(place: Path, keys: Sequence[NodeKey]) -> None:
+def _write_former(place: Path, keys: Sequence[RegisteredKey]) -> None:
     _write(place, "".join(key.line for key in keys).encode())
 
 
 def _changing(folder: Path, patience: float) -> AbstractContextManager[None]:
-    """Nobody else changes the keys of nodes inside this block."""
+    """Nobody else changes the keys in a folder of `Role.registry_in` inside this block."""
     return locked(folder / ".lock", patience, f"another command is changing the keys in {folder}; try again")
 
 
 def _file_of(folder: Path, kind: str, name: str) -> Path:
     if not _NAME.fullmatch(name):
-        raise ConfigError(f"node {name!r}: expected up to 64 letters, digits, '.', '_' and '-'")
+        raise ConfigError(f"name {name!r}: expected up to 64 letters, digits, '.', '_' and '-'")
     return folder / kind / f"{name}.pub"
+
+
+def _not_ended(place: Path) -> list[Certificate]:
+    """The certificates in a file, which need not be there, that have not ended."""
+    found = certificates_in(place) if place.is_file() else []
+    return [one for one in found if datetime.now(UTC) < one.not_valid_after_utc]
 
 
 def _pem(key: ec.EllipticCurvePrivateKey, form: PrivateFormat) -> bytes:

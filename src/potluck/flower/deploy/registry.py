@@ -1,7 +1,7 @@
-"""The keys that nodes have and had, as files of public keys in the server's folder.
+"""The keys that nodes, or observers, have and had, as files of public keys in a folder of the server's.
 
-A present key has no end. One that was renewed counts until a date, or until its node comes with the successor; one that
-was revoked counts no more, and is kept so that the node can be told since when.
+A present key has no end. One that was renewed counts until a date, or until its holder comes with the successor; one
+that was revoked counts no more, and is kept so that the holder can be told since when.
 """
 
 import time
@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat,
 from potluck.core.ground.errors import ConfigError
 
 REGISTERED, FORMER = "registered", "former"
-"""Folders of files NAME.pub: with the present key of a node; and with those that it had, a line each."""
+"""Folders of files NAME.pub: with the present key of each holder; and with those that it had, a line each."""
 
 _REVOKED, _RENEWED = "revoked", "renewed"
 _WORDS = 4  # of a line on a former key: the two of the key, why it ends, and when
@@ -26,25 +26,25 @@ _SETTLED = 100_000_000  # nanoseconds after which another change of a folder has
 
 
 @dataclass(frozen=True)
-class NodeKey:
-    """A key that a node has, or had.
+class RegisteredKey:
+    """A key that a node or an observer, its holder, has or had.
 
     Attributes:
-        node: the node's name.
+        name: the holder's.
         public: the public key, as in OpenSSH's files, without a comment.
-        pem: the same in the format of the node's requests.
+        pem: the same in the format of nodes' requests.
         ends: when it counts no more; None for no end.
         revoked: whether that is because the operator revoked it; otherwise it has a successor.
     """
 
-    node: str
+    name: str
     public: str
     pem: bytes
     ends: datetime | None = None
     revoked: bool = False
 
     def counts(self, now: datetime) -> bool:
-        """Whether the node may take part with it."""
+        """Whether the holder may come with it."""
         return self.ends is None or now < self.ends
 
     @property
@@ -55,12 +55,12 @@ class NodeKey:
 
 
 def registered(folder: Path) -> dict[str, Path]:
-    """The files of the present public keys of the nodes that may take part, by name."""
+    """The files of the present public keys of those that may come, by name."""
     return {path.stem: path for path in sorted((folder / REGISTERED).glob("*.pub"))}
 
 
-def keys_of_nodes(folder: Path) -> list[NodeKey]:
-    """All keys that nodes have or had, the present ones last.
+def present_and_former(folder: Path) -> list[RegisteredKey]:
+    """All keys that holders have or had, the present ones last.
 
     Raises:
         ConfigError: a file holds something else.
@@ -68,7 +68,7 @@ def keys_of_nodes(folder: Path) -> list[NodeKey]:
     return [key for path in _files_of(folder) for key in _keys_in(path)]
 
 
-def present_key(path: Path) -> NodeKey:
+def present_key(path: Path) -> RegisteredKey:
     """The key in a file of a registered one.
 
     Raises:
@@ -77,7 +77,7 @@ def present_key(path: Path) -> NodeKey:
     return _key(path, path.read_text(errors="replace").split())
 
 
-def former_keys(path: Path) -> list[NodeKey]:
+def former_keys(path: Path) -> list[RegisteredKey]:
     """The keys in a file of former ones, which need not be there.
 
     Raises:
@@ -88,10 +88,10 @@ def former_keys(path: Path) -> list[NodeKey]:
 
 
 class Registry:
-    """The keys of nodes in a folder, read again when its files change.
+    """The keys in a folder, read again when its files change.
 
     Args:
-        folder: the folder of the keys.
+        folder: the folder of `Role.registry_in`.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -99,10 +99,10 @@ class Registry:
         self._folders: Stamps | None = None
         self._files: Stamps | None = None
         self._look_again = 0.0
-        self._keys: dict[bytes, NodeKey] = {}
+        self._keys: dict[bytes, RegisteredKey] = {}
 
-    def keys(self) -> dict[bytes, NodeKey]:
-        """By public key in the format of requests, all keys that nodes have or had.
+    def keys(self) -> dict[bytes, RegisteredKey]:
+        """By public key in the format of requests, all keys that holders have or had.
 
         A file that comes or goes is noticed at once, one that is written over within a second: this is asked for every
         request of a thousand nodes, and does not look at as many files each time.
@@ -120,7 +120,7 @@ class Registry:
         if (files := stamps(*places)) != self._files:
             self._files, self._keys = files, {}
             for path in places:
-                with suppress(ConfigError, OSError):  # a file that is none costs its own node, and no other
+                with suppress(ConfigError, OSError):  # a file that is none costs its own holder, and no other
                     self._keys |= {key.pem: key for key in _keys_in(path)}
 
 
@@ -137,7 +137,7 @@ def _files_of(folder: Path) -> list[Path]:
     return [path for kind in (FORMER, REGISTERED) for path in sorted((folder / kind).glob("*.pub"))]
 
 
-def _keys_in(path: Path) -> list[NodeKey]:
+def _keys_in(path: Path) -> list[RegisteredKey]:
     return former_keys(path) if path.parent.name == FORMER else [present_key(path)]
 
 
@@ -149,7 +149,7 @@ def _stamp(path: Path) -> tuple[str, int, int, int] | None:
     return str(path), found.st_mtime_ns, found.st_ino, found.st_size
 
 
-def _former(path: Path, words: Sequence[str]) -> NodeKey:
+def _former(path: Path, words: Sequence[str]) -> RegisteredKey:
     try:
         why, ends = words[2], datetime.fromisoformat(words[3])
         if len(words) != _WORDS or why not in (_REVOKED, _RENEWED) or ends.tzinfo is None:
@@ -161,10 +161,10 @@ def _former(path: Path, words: Sequence[str]) -> NodeKey:
     return replace(_key(path, words), ends=ends, revoked=why == _REVOKED)
 
 
-def _key(path: Path, words: Sequence[str]) -> NodeKey:
+def _key(path: Path, words: Sequence[str]) -> RegisteredKey:
     public = " ".join(words[:2])
     try:
         key = load_ssh_public_key(public.encode())
     except (ValueError, UnsupportedAlgorithm) as error:
         raise ConfigError(f"{path} holds no public key: {error}") from error
-    return NodeKey(path.stem, public, key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo))
+    return RegisteredKey(path.stem, public, key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo))

@@ -18,6 +18,7 @@ from typing import Protocol
 import h11
 
 from potluck.flower.deploy.limits import Shares, WaitingRoom
+from potluck.flower.deploy.tls import Security
 
 PROVEN_WITHIN = 10.0
 """Seconds from a caller's connection to the end of its first header, and from an answer to the end of the next one."""
@@ -100,6 +101,15 @@ class Visit(Protocol):
 class Desk(Protocol):
     """Decides on requests."""
 
+    def greet(self, certificate: bytes | None, host: str) -> HttpAnswer | None:
+        """What a caller is told before anything of its is read, after which it is sent away; None to hear it.
+
+        Args:
+            certificate: the one that it has shown in its handshake, in DER; None if it was not asked for one.
+            host: the address of the caller.
+        """
+        ...
+
     def admit(self, head: Head) -> Visit | HttpAnswer:
         """A visit; or an answer right away, after which the connection is closed."""
         ...
@@ -123,9 +133,7 @@ class Serving:
         name: of the thread.
     """
 
-    def __init__(
-        self, address: tuple[str, int], desk: Desk, security: ssl.SSLContext | None, name: str = "gate"
-    ) -> None:
+    def __init__(self, address: tuple[str, int], desk: Desk, security: Security | None, name: str = "gate") -> None:
         self._address = address
         self._desk = desk
         self._security = security
@@ -190,6 +198,9 @@ class Serving:
         with suppress(OSError, TimeoutError, h11.ProtocolError):
             deadline = asyncio.get_running_loop().time() + PROVEN_WITHIN
             async with self._opened(connection) as line:
+                if (farewell := self._desk.greet(line.certificate, host)) is not None:
+                    await line.say_last(farewell)
+                    return
                 async with asyncio.timeout_at(deadline):
                     head = await line.head(host)
                 visit = self._desk.admit(head) if head else None
@@ -236,17 +247,17 @@ class Serving:
         reader = asyncio.StreamReader(limit=_CHUNK)
         protocol = asyncio.StreamReaderProtocol(reader)
         limits = {"ssl_handshake_timeout": PROVEN_WITHIN, "ssl_shutdown_timeout": 1.0} if self._security else {}
+        context = self._security.context if self._security else None
         try:
-            transport, _ = await loop.connect_accepted_socket(
-                lambda: protocol, connection, ssl=self._security, **limits
-            )
+            transport, _ = await loop.connect_accepted_socket(lambda: protocol, connection, ssl=context, **limits)
         except ssl.SSLError as error:
             self._desk.hung_up(error)
             raise
         transport.set_write_buffer_limits(0)  # waiting for what was written is waiting until it is gone
         writer = asyncio.StreamWriter(transport, protocol, reader, loop)
+        session: ssl.SSLObject | None = transport.get_extra_info("ssl_object")
         try:
-            yield _Line(reader, writer)
+            yield _Line(reader, writer, session.getpeercert(binary_form=True) if session else None)
             writer.close()
             async with asyncio.timeout(_LINGER):
                 await writer.wait_closed()
@@ -257,7 +268,8 @@ class Serving:
 class _Line:
     """One connection, as requests and answers."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, certificate: bytes | None) -> None:
+        self.certificate = certificate
         self._reader = reader
         self._writer = writer
         self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=_LONGEST_HEADER)

@@ -17,7 +17,7 @@ from potluck.core.ground.errors import PotluckError
 from potluck.flower.deploy.certificates import MOST_DAYS
 from potluck.flower.deploy.keys import CA, CA_KEY, SERVER, SERVER_KEY, certify
 from potluck.flower.deploy.processes import environment, free_port, start, stop
-from potluck.flower.deploy.registry import NodeKey, Registry
+from potluck.flower.deploy.registry import RegisteredKey, Registry
 
 CONNECTION = "potluck"
 _STARTS_WITHIN, _ANSWERS_WITHIN = 60.0, 120.0  # seconds
@@ -103,23 +103,23 @@ class SuperLink:
         for public in self._known.keys() - wanted.keys():
             name, number = self._known.pop(public)
             self.ask("supernode", "unregister", str(number), CONNECTION)
-            stays = any(key.node == name for key in wanted.values())
+            stays = any(key.name == name for key in wanted.values())
             told.append(f"a former key of node {name} counts no more" if stays else f"node {name} is revoked")
-        for key in sorted(wanted.values(), key=lambda key: (key.node, key.ends is not None)):
+        for key in sorted(wanted.values(), key=lambda key: (key.name, key.ends is not None)):
             if key.public not in self._known:
                 told.append(self._admit(key))
         return told
 
-    def _admit(self, key: NodeKey) -> str:
+    def _admit(self, key: RegisteredKey) -> str:
         """Register a key; return what an operator should know."""
-        has_another = any(name == key.node for name, _ in self._known.values())
+        has_another = any(name == key.name for name, _ in self._known.values())
         file = self._home / "node.pub"
         file.write_text(f"{key.public}\n")
-        answer = self.ask("supernode", "register", str(file), CONNECTION, "--name", key.node)
-        self._known[key.public] = (key.node, int(answer["node-id"]))
+        answer = self.ask("supernode", "register", str(file), CONNECTION, "--name", key.name)
+        self._known[key.public] = (key.name, int(answer["node-id"]))
         if key.ends is not None:
-            return f"node {key.node} may take part with its former key, too, until {key.ends:%Y-%m-%d}"
-        return f"node {key.node} has a new key" if has_another else f"node {key.node} may take part"
+            return f"node {key.name} may take part with its former key, too, until {key.ends:%Y-%m-%d}"
+        return f"node {key.name} has a new key" if has_another else f"node {key.name} may take part"
 
     def submit(self, app: Path) -> str:
         """Start a run of the app in a folder; return Flower's number for it."""

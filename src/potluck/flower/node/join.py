@@ -10,8 +10,9 @@ from base64 import b64encode
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import httpx
 
@@ -20,19 +21,21 @@ from potluck.core.ground.text import one_line
 from potluck.experiment.running.execute import holding
 from potluck.flower import EVALUATION, FAREWELL, GREETING
 from potluck.flower.deploy.certificates import end_of, fingerprint_of
-from potluck.flower.deploy.checks import Daily, check_carried, expiring_carried
+from potluck.flower.deploy.checks import Daily, check_carried, expiring_carried, faults_of_certificate
 from potluck.flower.deploy.gate import HEALTH, KEY_HEADER, TRUST_HEADER, reason_in
 from potluck.flower.deploy.keys import CA, NODE_KEY, public_key_of
 from potluck.flower.deploy.private import RUNTIME
 from potluck.flower.deploy.processes import PYTHON, lines_after, private_folder, socket_in, start, stop
 from potluck.flower.deploy.registry import Stamps, stamps
+from potluck.flower.deploy.roles import NODE
 from potluck.flower.deploy.superlink import FlowerError
+from potluck.flower.deploy.tls import side_of_node
 from potluck.flower.node.audit import in_words
 from potluck.flower.node.config import NodeConfig
 from potluck.flower.node.confined import environment_of
 from potluck.flower.node.ourapp import stand_in_front
 from potluck.flower.node.resident import SOCKET
-from potluck.flower.node.supernode import SIGNS, Signs
+from potluck.flower.node.supernode import CARRIED, SIGNS, Signs
 
 _RUNTIME = "runtime.sock"
 _LOOK_EVERY = 0.5  # seconds, as all that follow
@@ -45,13 +48,15 @@ _ANSWERS_WITHIN = 10.0
 _LONGEST_ANSWER = 2**16  # bytes
 _MOST_NOTICES = 8
 _CODE = re.compile(r"\[code: (\d+)\] (.*)")
-_NOBODY = "nobody answers"  # whatever the reason, which changes between attempts
 _NOT_ACTIVATED = 2004  # Flower's number for it
 _PRESENT = (
     "the server counts a node with this key as present: another machine with a copy of it, or this one before it was"
     " killed, for up to a minute"
 )
 _ELSEWHERE = "where it does, others could take this node's tasks; install the version that Potluck asks for"
+_HANGING_UP = (httpx.ReadError, httpx.WriteError, httpx.RemoteProtocolError)
+"""Errors of a connection that was opened: its server has shown a certificate of ours."""
+
 _GROUP = re.compile(r"\[RUN \d+, ROUND (\w+)\]")
 _BUSY, _IDLE = "Receiving: ", ("Sent successfully", "Failed to ", "Ignoring ")  # as Flower's program says it
 _AT_WORK = {GREETING: "introduced", EVALUATION: "evaluating its model", FAREWELL: ""}
@@ -71,7 +76,8 @@ class Credentials:
 
     def stamps(self) -> Stamps:
         """What differs when the owner has put other keys into the folder."""
-        return () if self.keys is None else stamps(self.keys / CA, self.keys / NODE_KEY)
+        names = (CA, NODE_KEY, NODE.certificate)
+        return () if self.keys is None else stamps(*(self.keys / name for name in names))
 
     def options(self) -> list[str]:
         """For Flower's program."""
@@ -84,6 +90,15 @@ class Credentials:
 
 class Unreachable(PotluckError):
     """No server answers; one may later."""
+
+    about: ClassVar[str] = "nobody answers"
+    """What a line is about that tells of it, whatever the reason, which changes between attempts."""
+
+
+class HungUp(Unreachable):
+    """A server of ours ended the connection without an answer, which one that asks for certificates does."""
+
+    about: ClassVar[str] = "it hangs up"
 
 
 class Refused(PotluckError):
@@ -107,12 +122,13 @@ def question(credentials: Credentials) -> Callable[[], list[str]]:
     Raises:
         ConfigError: keys are missing, have expired, or are open to others.
     """
-    scheme, trust, shown, ends = "http", False, dict[str, str](), None
+    scheme, trust, shown, ends, own_end, faults = "http", False, dict[str, str](), None, None, list[str]()
     if (keys := credentials.keys) is not None:
         check_carried(keys)
-        scheme, trust = "https", ssl.create_default_context(cafile=str(keys / CA))
+        scheme, trust = "https", side_of_node(keys)
         shown = {KEY_HEADER: b64encode(public_key_of(keys)).decode("ascii"), TRUST_HEADER: fingerprint_of(keys / CA)}
-        ends = end_of(keys / CA)
+        ends, faults = end_of(keys / CA), faults_of_certificate(keys)
+        own_end = end_of(keys / NODE.certificate) if (keys / NODE.certificate).is_file() else None
 
     def ask() -> list[str]:
         try:
@@ -123,8 +139,8 @@ def question(credentials: Credentials) -> Callable[[], list[str]]:
             raise _misfortune(credentials, error) from error
         if status == 403:
             raise Refused(f"{credentials.address} refuses this node: {reason_in(body)}")
-        own = [] if keys is None or ends is None else expiring_carried(keys, ends)
-        return [*own, *_notices(body)]
+        own = [] if keys is None or ends is None else expiring_carried(keys, ends, own_end)
+        return [*faults, *own, *_notices(body)]
 
     return ask
 
@@ -198,13 +214,13 @@ def _stay(credentials: Credentials, home: NodeConfig, runtime: Path, say: "_News
             ask = question(credentials)
             warn(ask())
             was_here = True
-            why = _Life(credentials.options(), ask, home, runtime, say, waits.start_over, renewal, warn).until_it_ends()
+            why = _Life(credentials, ask, home, runtime, say, waits.start_over, renewal, warn).until_it_ends()
             if renewal.is_done:
                 say("the keys are new; joining with them", "keys")
                 continue
             say(f"disconnected: {why}; trying again", "connection")
         except Unreachable as error:
-            say(f"{error}; trying again", "connection", _NOBODY)
+            say(f"{error}; trying again", "connection", error.about)
         except (ConfigError, Refused) as error:
             if not was_here:
                 raise
@@ -282,7 +298,7 @@ class _Life:
     """Flower's program and the node's own worker, from their start until one thing ends them.
 
     Args:
-        options: Flower's options by which it reaches the server.
+        credentials: by which it reaches the server.
         ask: asks the server itself; see `probe`.
         home: the node's configuration.
         runtime: the socket for Flower's program.
@@ -293,10 +309,10 @@ class _Life:
     """
 
     def __init__(
-        self, options: Sequence[str], ask: Callable[[], Sequence[str]], home: NodeConfig, runtime: Path, say: "_News",
+        self, credentials: Credentials, ask: Callable[[], Sequence[str]], home: NodeConfig, runtime: Path, say: "_News",
         admitted: Callable[[], None], renewal: _Renewal, warn: Callable[[Sequence[str]], None],
     ) -> None:  # fmt: skip
-        self._options, self._ask = options, ask
+        self._credentials, self._ask = credentials, ask
         self._say, self._admitted = say, admitted
         self._renewal, self._warn, self._is_busy = renewal, warn, False
         self._log, self._home = home.state / "node.log", home.state / "flower"
@@ -351,7 +367,7 @@ class _Life:
         try:
             return watch.gives_up()
         except Unreachable as error:
-            self._say(f"{error}; trying again", "connection", _NOBODY)
+            self._say(f"{error}; trying again", "connection", error.about)
             return False
         finally:
             if waiting and not watch.waiting:
@@ -359,9 +375,11 @@ class _Life:
 
     def _start(self) -> subprocess.Popen[bytes]:
         config = " ".join(f"{name}={json.dumps(value)}" for name, value in {**self._words, "resident": True}.items())
-        arguments = [*self._options, "--node-config", config]
+        arguments = [*self._credentials.options(), "--node-config", config]
         self._runtime.unlink(missing_ok=True)
         more = {**stand_in_front(self._home), RUNTIME: str(self._runtime), SIGNS: str(self._home.resolve())}
+        if (keys := self._credentials.keys) is not None:
+            more[CARRIED] = str(keys.resolve())
         return start(PYTHON, ["-P", "-m", "potluck.flower.node.supernode", *arguments], self._home, self._log, more)
 
     def _move_in(self) -> subprocess.Popen[bytes]:
@@ -454,4 +472,17 @@ def _misfortune(credentials: Credentials, error: httpx.HTTPError) -> PotluckErro
         return Refused(f"{address}: its certificate is not one of ours ({why}); is this the ca.crt of its keys?")
     if "WRONG_VERSION_NUMBER" in text or "RECORD_LAYER_FAILURE" in text:
         return Refused(f"{address}: it does not encrypt; if that is intended, join with --insecure")
+    if credentials.keys is not None and isinstance(error, _HANGING_UP):
+        return HungUp(f"{address}: it hangs up; {_about_certificate(credentials.keys)}")
     return Unreachable(f"{address}: nobody answers ({text})")
+
+
+def _about_certificate(keys: Path) -> str:
+    """What a node's owner can do if its server asks for a certificate."""
+    place = keys / NODE.certificate
+    copy = f"copy KEYS/nodes/NAME/{NODE.certificate} of the server's to {keys}"
+    if not place.is_file():
+        return f"if that goes on, it is served with --mutual-tls, and this node has no certificate to show; {copy}"
+    if (end := end_of(place)) <= datetime.now(UTC):
+        return f"if that goes on, it is served with --mutual-tls, and {place} expired on {end:%Y-%m-%d}; {copy}"
+    return f"if that goes on, it is served with --mutual-tls, and does not take {place}; {copy}"

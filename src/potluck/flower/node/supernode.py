@@ -1,10 +1,12 @@
 """Flower's program for nodes, as `potluck join` runs it: private, watched, and alive only while it works.
 
-It serves its API at the node's own socket; it touches files by which `potluck join` sees how its requests fare; and it
-ends when its main thread does, which Flower's own outlives, doing nothing, after an error of TLS.
+It serves its API at the node's own socket; it touches files by which `potluck join` sees how its requests fare; it has
+a certificate for servers that ask for one, which Flower's own has not; and it ends when its main thread does, which
+Flower's own outlives, doing nothing, after an error of TLS.
 """
 
 import os
+import ssl
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -15,6 +17,9 @@ import httpx
 
 SIGNS = "POTLUCK_SIGNS"
 """The environment variable with the folder for `Signs`."""
+
+CARRIED = "POTLUCK_CARRIED"
+"""The environment variable with the folder of the node's keys; absent without keys."""
 
 _ALIVE = ("/v1/fleet/activate-node", "/v1/fleet/send-node-heartbeat")
 
@@ -72,14 +77,19 @@ def main() -> None:
     from flwr.supernode.fleet_http_client import FleetHttpClient
 
     from potluck.flower.deploy.private import AtSocket, replace
+    from potluck.flower.deploy.tls import show_certificate
 
     signs = Signs(Path(os.environ[SIGNS]))
 
     class Client(FleetHttpClient):
-        """Flower's client of the server, whose replies are noted."""
+        """Flower's client of the server, whose replies are noted, with the node's certificate."""
 
-        def __init__(self, base_url: str, *, interceptors: Sequence[Any] = (), **options: Any) -> None:
-            super().__init__(base_url, interceptors=[*interceptors, _Noting(signs)], **options)
+        def __init__(
+            self, base_url: str, *, interceptors: Sequence[Any] = (), verify: Any = True, **options: Any
+        ) -> None:
+            if CARRIED in os.environ and isinstance(verify, ssl.SSLContext):
+                show_certificate(verify, Path(os.environ[CARRIED]))
+            super().__init__(base_url, interceptors=[*interceptors, _Noting(signs)], verify=verify, **options)
 
     replace(fleet_http_connection, "FleetHttpClient", Client)
     replace(uvicorn, "Config", AtSocket)
