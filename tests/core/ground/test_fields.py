@@ -31,7 +31,7 @@ from potluck.experiment.settings.schema import FederationConfig, RunConfig
 from potluck.methods import get_method, list_methods
 from potluck.methods.fedin import FedIN
 from potluck.methods.scaffold import Scaffold
-from potluck.parts.privacy import FeaturePrivacy
+from potluck.parts.privacy import FeaturePrivacy, SumPrivacy
 from potluck.parts.sharing import Sharing
 
 NAN, INF = math.nan, math.inf
@@ -209,6 +209,7 @@ def test_a_new_method_is_checked_without_doing_anything():
 
 MADE = {
     FeaturePrivacy: FeaturePrivacy(clip=1.0, epsilon=1.0, delta=0.1),
+    SumPrivacy: SumPrivacy(noise_multiplier=1.0, delta=0.1),
     Resize: Resize(4),
     RandomCrop: RandomCrop(1),
     Cutout: Cutout(2),
