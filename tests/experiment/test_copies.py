@@ -98,7 +98,7 @@ def test_a_copy_of_a_run_that_goes_on_is_gone_on_with_or_refused(course, tmp_pat
                 assert WITH_BEST[-1] not in found
                 assert "best.json is missing; the run continues without it" in (folder / LOG).read_text()
             same += 1
-    assert min(same, len(refused)) > 10
+    assert min(same, len(refused)) >= 5
     assert not [line for line in refused if "\n" in line]
 
 
