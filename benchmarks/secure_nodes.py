@@ -196,11 +196,18 @@ def measured(place: Path, sites: Sequence[Site], address: str, name: str) -> dic
     }
 
 
+def _verdict(one: Mapping[str, Any]) -> str:
+    """Whether the bytes are the same, of rounds that were summed."""
+    if any(one["lost"]):
+        return "**a round was lost**"
+    return "yes" if one["equal"] else "**no**"
+
+
 def page(found: Sequence[Mapping[str, Any]]) -> str:
     """All that was measured, as Markdown."""
     head = ("method", "same bytes", "numbers summed in round 2", "clients not in it", "s a round", "in the clear, s")
     rows = [
-        (one["method"], "yes" if one["equal"] else "**no**", f"{one['summed']:,}", ", ".join(one["left"]) or "none",
+        (one["method"], _verdict(one), f"{one['summed']:,}", ", ".join(one["left"]) or "none",
          f"{one['seconds']:.1f}", f"{one['clear']:.1f}")
         for one in found
     ]  # fmt: skip
@@ -234,7 +241,7 @@ def main() -> None:
         for name in asked.methods:
             found.append(measured(place, sites, address, name))
             print(json.dumps(found[-1]), flush=True)
-    asked.page.write_text(page(found))
+            asked.page.write_text(page(found))
 
 
 if __name__ == "__main__":
