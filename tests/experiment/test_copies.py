@@ -86,7 +86,9 @@ def copied(place, moments, draw):
 def test_a_copy_of_a_run_that_goes_on_is_gone_on_with_or_refused(course, tmp_path):
     method, moments, whole = course
     draw, same, refused = random.Random(7), 0, list[str]()
-    for _ in range(120):
+    for drawn in range(480):
+        if drawn >= 120 and min(same, len(refused)) > 10:  # how rare one of them is depends on the machine's pace
+            break
         with copied(tmp_path, moments, draw) as folder:
             try:
                 found = played(method, folder)
@@ -98,7 +100,7 @@ def test_a_copy_of_a_run_that_goes_on_is_gone_on_with_or_refused(course, tmp_pat
                 assert WITH_BEST[-1] not in found
                 assert "best.json is missing; the run continues without it" in (folder / LOG).read_text()
             same += 1
-    assert min(same, len(refused)) >= 5
+    assert min(same, len(refused)) > 10
     assert not [line for line in refused if "\n" in line]
 
 

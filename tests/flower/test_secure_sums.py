@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from dataclasses import replace
 
 import numpy as np
@@ -290,6 +291,19 @@ def test_a_round_that_has_been_is_not_repeated(over):
     over.ask(name, JOB, (call, message))
     number = sums_number(1, 1)
     assert f"found round {number}; expected one after {number}" in refusal(over, name, *begin)
+
+
+@pytest.mark.slow
+def test_a_server_that_is_set_back_sums_nothing_until_it_comes_to_a_round_that_has_not_been(tmp_path):
+    nodes, run = Nodes(tmp_path, 4), tmp_path / "run"
+    nodes.serve(experiment_of(rounds=1, run=SEVEN), run)
+    shutil.copytree(run, tmp_path / "copy")
+    nodes.serve(experiment_of(rounds=3, run=SEVEN), run)
+    shutil.rmtree(run)
+    (tmp_path / "copy").rename(run)
+    records = rounds_of(nodes.serve(experiment_of(rounds=4, run=SEVEN), run))
+    assert [record.get("lost") is None for record in records] == [True, False, False, True]
+    assert "since no round is repeated" in records[1]["lost"]
 
 
 def test_a_step_of_another_run_or_about_other_numbers_is_refused(over):

@@ -82,7 +82,7 @@ if os.environ.get("WICKED"):
     def ask(self, addition, step, payload):
         where = addition.round, addition.exchange, step
         jobs = [sums.SumsStep(client, payload, *where) for client in addition.coverage.kinds]
-        list(self._executor.steps([sums.NodeTask(lambda job=job: job, 2**20) for job in jobs], 1))
+        list(self._executor.steps([sums.NodeTask(job, 2**20) for job in jobs], 1))
 
     SecureServer.__init__, SecureServer.request, SecureServer._check = begun, telling, checking
     SecureServer.asked = property(lambda server: tuple(one for one in asked.fget(server) if one != 99))

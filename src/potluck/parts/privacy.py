@@ -205,7 +205,7 @@ class FeaturePrivacy(Checked):
             "Weights and BatchNorm's statistics are sent as they are, so no epsilon can be stated for the run as a"
             " whole."
         )
-        client, most = max(releases.items(), key=lambda item: item[1].at_most, default=(0, Releases()))
+        client, most = _most(releases)
         if not most.at_most:
             return f"No features were released, so no epsilon is stated for them. {whole}"
         return (
@@ -303,7 +303,7 @@ class SumPrivacy(Checked):
             "Numbers of examples, mean losses, notes and results of evaluation are told without noise, so no epsilon"
             " can be stated for the run as a whole."
         )
-        client, most = max(releases.items(), key=lambda item: item[1].at_most, default=(0, Releases()))
+        client, most = _most(releases)
         if not most.at_most:
             return f"Nothing was added to sums, so no epsilon is stated for weights. {whole}"
         count = sum(of.at_most > 0 for of in releases.values())
@@ -314,6 +314,11 @@ class SumPrivacy(Checked):
             " fewer than a third leave or tell their noise, both together. The noise comes from the operating system,"
             f" so another run of this seed differs. {whole} {_OF_ONE_PROCESS if alone else _OF_NODES}"
         )
+
+
+def _most(releases: Mapping[ClientId, Releases]) -> tuple[ClientId, Releases]:
+    """The client that has released most often, and how often; none of none."""
+    return max(releases.items(), key=lambda item: item[1].at_most, default=(0, Releases()))
 
 
 P = TypeVar("P", bound=HasWeights)

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from potluck.core.federation import ClientId, Federation, Site, SitesOnDemand
+from potluck.core.federation import ClientId, Federation, Roster, Site, SitesOnDemand
 from potluck.core.ground.digest import digest
 from potluck.core.ground.rng import Key, fold_in, isolated
 from potluck.core.ground.tree import pack, unpack
@@ -153,24 +153,40 @@ class ClientRuntime:
         """A handler's name with its method's."""
         return full_name(self._method, handler)
 
-    def summed(self, call: Call, reply: Message) -> ToSum:
-        """What of a reply to a call the server needs sums of alone, by what the client knows."""
-        member = self._federation.roster[call.client]
-        key = fold_in(self._seed, "summed", call.round)
-        server = Server(
-            roster={call.client: member},
+    def server(
+        self,
+        roster: Roster,
+        key: Key,
+        round_number: int,
+        carry_out: Callable[[Request, Key], Any] | None = None,
+    ) -> Server:
+        """The server's half that knows these members.
+
+        Args:
+            roster: the members, by id in ascending order.
+            key: of its draws.
+            round_number: of the round that it says it is.
+            carry_out: carries out its requests; `carry_out` of this runtime if None.
+        """
+        return Server(
+            roster=roster,
             rng=key.generator(),
             public=self._federation.public,
             num_classes=self._federation.num_classes,
             input_shape=self._federation.input_shape,
             criterion=self._federation.criterion,
             _build=self.build,
-            _carry_out=self.carry_out,
+            _carry_out=carry_out or self.carry_out,
             _key=key,
             _module=self.module,
-            round=call.round,
+            round=round_number,
             _known=self._known,
         )
+
+    def summed(self, call: Call, reply: Message) -> ToSum:
+        """What of a reply to a call the server needs sums of alone, by what the client knows."""
+        member = self._federation.roster[call.client]
+        server = self.server({call.client: member}, fold_in(self._seed, "summed", call.round), call.round)
         return self._method.summed(call.handler, member, Message.decode(call.payload), reply, server)
 
     def _leaving(self, call: Call, client: Client, reply: Message) -> Message:

@@ -1,7 +1,7 @@
 """The engine: runs a method on a federation, round by round; every message passes through serialisation."""
 
 import logging
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any, Literal, cast
@@ -117,7 +117,6 @@ class Engine:
         examples = {client: federation.outline(client).train for client in federation.sites} if outlier_factor else {}
         self.outliers = Outliers(outlier_factor, examples) if outlier_factor else None
         self._sums = sums
-        self._known: dict[Hashable, Any] = {}
         self._warned: set[bool] = set()
         self.asynchronous: AsynchronousRounds | None = None
         if asynchrony is not None:
@@ -156,20 +155,8 @@ class Engine:
     def server(self, round_number: int) -> Server:
         """The server's half for one round; 0 for work outside of rounds, which has its own draws."""
         key = fold_in(self.seed, "server", round_number)
-        return Server(
-            roster=self.federation.roster,
-            rng=key.generator(),
-            public=self.federation.public,
-            num_classes=self.federation.num_classes,
-            input_shape=self.federation.input_shape,
-            criterion=self.federation.criterion,
-            _build=self._host.build,
-            _carry_out=self._carry_out,
-            _key=key,
-            _module=self._host.module,
-            round=self.rounds_done if round_number == 0 else round_number,
-            _known=self._known,
-        )
+        said = self.rounds_done if round_number == 0 else round_number
+        return self._host.server(self.federation.roster, key, said, self._carry_out)
 
     def round(self, number: int, state: Any, ids: Sequence[ClientId]) -> tuple[Any, RoundReport]:
         """Run round `number` (from 1) with these clients; return the next state and a report.

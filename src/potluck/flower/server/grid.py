@@ -50,9 +50,15 @@ _MIXED_UP = {
 class NodeTask:
     """A job for a node that is no part of an engine's exchange, such as a step of secure sums; see `Pending`."""
 
-    make: Callable[[], NodeJob]
-    most_bytes: int | None
-    arrived: Callable[[Outcome], None] = lambda outcome: None
+    job: NodeJob
+    most_bytes: int
+
+    def make(self) -> NodeJob:
+        """The job."""
+        return self.job
+
+    def arrived(self, outcome: Outcome) -> None:
+        """Nobody else waits for it."""
 
 
 Tasks = Sequence[Pending] | Sequence[NodeTask]

@@ -6,7 +6,6 @@ holds no secret: all of it is what nodes have sent.
 
 import logging
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 
 from potluck.core.federation import ClientId
@@ -76,14 +75,14 @@ class AddingOverNodes:
             ConfigError: there are too few clients for sums.
             CheckpointError: what is left is damaged.
         """
-        number = sums_number(addition.round, addition.exchange)
-        if place.is_file() and (before := _restored(place)).agreement.round == number:
+        if place.is_file() and (before := _restored(place)).agreement.run == self._run:
             return before
         make_folder(self._folder)
         for old in self._folder.iterdir():
             if not old.name.startswith(f"{addition.round}-"):
                 remove(old)
         keys = {client: self._keys[client] for client in addition.coverage.kinds}
+        number = sums_number(addition.round, addition.exchange)
         server = SecureServer(Agreement(self._run, number, keys, addition.coverage, addition.numbers, addition.least))
         write_atomically(place, server.save())
         return server
@@ -96,7 +95,7 @@ class AddingOverNodes:
             request = server.request(client)
             course.bytes_down[client] += len(request)
             job = SumsStep(client, request, addition.round, addition.exchange, step)
-            tasks.append(NodeTask(partial(_same, job), server.most_bytes(client)))
+            tasks.append(NodeTask(job, server.most_bytes(client)))
         for outcome in self._executor.steps(tasks, needed):
             client, failed = outcome.client, None
             if isinstance(outcome, Answer):
@@ -111,10 +110,6 @@ class AddingOverNodes:
             if failed is not None:
                 course.failures[client] = failed
                 log.info("round %d, %s: %s", addition.round, ANSWERS[step], failed)
-
-
-def _same(job: SumsStep) -> SumsStep:
-    return job
 
 
 def _restored(place: Path) -> SecureServer:
