@@ -6,7 +6,8 @@ Each node, with all of its programs, has a share of a core by Linux's quota for 
 bandwidth and a latency (`benchmarks/nodes/throttled.py`); the server has neither. What is measured of devices before
 each deployment, since a machine may not be as fast an hour later:
 
-- their speed: on each device, under its quota, steps of each architecture that it will train, with the task's loss;
+- their speed: on each device, under its quota, a round's training of each architecture that it will train, with the
+  task's loss: of a few steps, what a fit takes to begin would be too large a part;
 - `latency_s`: what an exchange takes a node in which nothing is computed (`benchmarks/nodes/empty.py`), the node alone
   at work;
 - bandwidths are what the links were given.
@@ -27,7 +28,6 @@ import sys
 import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from itertools import islice, product
 from pathlib import Path
 from statistics import median
@@ -44,6 +44,7 @@ from potluck.core.requests.fit import Fit
 from potluck.core.roles import Supervised
 from potluck.engine.client.costs import Costs
 from potluck.engine.client.requests import carry_out
+from potluck.engine.numerics.allocator import keep_freed_memory
 from potluck.engine.numerics.numerics import PLAIN
 from potluck.experiment.federation.suitability import federation_of
 from potluck.experiment.running.foresee import foresee
@@ -80,8 +81,8 @@ while time.monotonic() < began + 3:
     pass
 print((time.process_time() - used) / 3)
 """
-STEPS, TRIES = 16, 5
-"""Of one fit, and fits, by which a device's speed is measured, the median; the first fit is left out."""
+TRIES = 3
+"""Fits by which a device's speed is measured, the median, after a first one."""
 SETTLED = 10.0
 """Seconds of pause after a run, for its programs to end."""
 
@@ -96,13 +97,14 @@ def experiment_of(method: str, rounds: int) -> Experiment:
 def speed(method: str, client: int) -> float:
     """Thousand million operations a second, in steps of a client's architecture on this device, with one thread."""
     torch.set_num_threads(1)
+    keep_freed_memory()  # as a node's worker does
     experiment = experiment_of(method, 1)
     federation = federation_of(experiment)
     site, training = federation.sites[client], experiment.method.training  # pyright: ignore[reportAttributeAccessIssue]
     net = federation.build(site.architecture, Key(("speed",)), Scale(site.capacity))
     taken: list[float] = []
     for _ in range(1 + TRIES):
-        fit = Fit(net, Supervised(federation.criterion), site.train, replace(training, steps=STEPS))
+        fit = Fit(net, Supervised(federation.criterion), site.train, training)
         flops = Costs(PLAIN).of(fit).flops
         began = time.perf_counter()
         carry_out(fit, Key(("speed",)), PLAIN)

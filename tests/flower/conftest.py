@@ -13,6 +13,12 @@ _OPEN, _MODIFY, _CREATE, _DELETE, _MOVED = 0x20, 0x2, 0x100, 0x200, 0xC0
 
 
 @pytest.fixture
+def tmp_path(tmp_path_factory):
+    """A folder with a short path, since nodes have sockets in theirs, whose paths a system limits."""
+    return tmp_path_factory.mktemp("t")
+
+
+@pytest.fixture
 def deployment(tmp_path):
     """A server of two clients' federation, and its nodes, none of them started yet."""
     found = Deployment(tmp_path)

@@ -13,7 +13,7 @@ from potluck.experiment.running.asynchrony import check_asynchronous_nodes
 from potluck.experiment.running.run import Run
 from potluck.experiment.settings.resolve import resolve
 from potluck.experiment.watching.observers import Observer
-from potluck.flower import EVALUATION, HELLO
+from potluck.flower import EVALUATION, HELLO, JOB
 from potluck.flower.node.config import NodeConfig
 from potluck.flower.node.service import NodeService
 from potluck.flower.server.serve import serve
@@ -83,9 +83,9 @@ class Site(Loopback):
         self.away.clear()
 
     def jobs_of(self, name):
-        """The groups of the messages to a node, but for its greeting."""
-        sent = [of.metadata.group_id for of in self.sent if of.metadata.dst_node_id == self.numbers[name]]
-        return sent[1:]
+        """The groups of a node's jobs."""
+        to_it = [of.metadata for of in self.sent if of.metadata.dst_node_id == self.numbers[name]]
+        return [of.group_id for of in to_it if of.message_type == JOB]
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from potluck.core.ground.tree import pack, unpack
 from potluck.core.message import Message
 from potluck.core.roles import Failure
 from potluck.experiment.folder.checkpoint import joined
-from potluck.flower import HELLO
+from potluck.flower import HELLO, REFUSAL
 from potluck.flower.node.config import NodeConfig
 from potluck.flower.node.service import NodeService
 from potluck.flower.server.serve import serve
@@ -65,7 +65,7 @@ def state_of(run):
 @pytest.mark.slow
 def test_a_node_tells_what_the_method_sends_and_some_counts(tmp_path):
     """With the method that sends nothing, this is all that leaves."""
-    (introduction, answer, result) = played("local", tmp_path)
+    introduction, answer, result, farewell = played("local", tmp_path)
     assert introduction[0] == HELLO
     network = {"architecture", "shapes", "dtypes", "parameters", "frozen", "capacity", "outputs", "software"}
     assert introduction[1].keys() == network | {"train", "validation", "test", "input_shape", "num_classes", "classes"}
@@ -82,6 +82,7 @@ def test_a_node_tells_what_the_method_sends_and_some_counts(tmp_path):
         assert {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in of_part.items()} == {
             "confusion": (torch.int64, (10, 10))
         }
+    assert farewell == (REFUSAL, {}, b"")
 
 
 @pytest.mark.parametrize("sent", [LOUD, LOUD * 10_000, "x" * 2**20, ("y" * 100 + "\n") * 10_000, "\r" * 10_000])
@@ -96,7 +97,7 @@ def test_failure_text_is_clean_and_short(sent):
 
 @pytest.mark.slow
 def test_what_is_not_protected_the_server_reads_every_reply(tmp_path):
-    _, answer, _ = played("fedavg", tmp_path)
+    _, answer, *_ = played("fedavg", tmp_path)
     state = state_of(tmp_path / "run")
     sent = Message.decode(answer[2])["weights"]
     assert all(torch.equal(sent[name], state["weights"]["all"][name]) for name in sent)

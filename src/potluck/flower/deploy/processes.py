@@ -19,7 +19,7 @@ PYTHON = Path(sys.executable).name
 
 _BIN = Path(sys.executable).parent
 _DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG of Linux's prctl
-_LONGEST_SOCKET = 100  # characters of a socket's path, the system's limit
+_LONGEST_SOCKET = 103  # bytes of a socket's path: the limit of macOS; Linux allows 107
 
 
 def private_folder(path: Path) -> None:
@@ -42,10 +42,10 @@ def socket_in(folder: Path, name: str) -> Path:
         ConfigError: the path is longer than the system allows.
     """
     path = folder.resolve() / name
-    if len(str(path)) > _LONGEST_SOCKET:
+    if (length := len(os.fsencode(path))) > _LONGEST_SOCKET:
         raise ConfigError(
-            f"{folder}: the path of its socket, {path}, has {len(str(path))} characters; expected at most"
-            f" {_LONGEST_SOCKET}"
+            f"{folder}: the path of its socket, {path}, has {length} bytes; expected at most {_LONGEST_SOCKET};"
+            " choose a folder with a shorter path"
         )
     return path
 
