@@ -26,7 +26,7 @@ def test_a_node_without_a_resident_does_the_work_itself():
 
 
 def test_a_path_that_no_socket_can_have_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match="has 1.. bytes; expected at most 103; choose"):
+    with pytest.raises(ConfigError, match=r"has 1.. bytes; expected at most 103; choose"):
         socket_in(tmp_path / ("x" * 120), SOCKET)
 
 
