@@ -65,6 +65,7 @@ def serve_forever(config: Mapping[str, Any]) -> None:
     with socket.socket(socket.AF_UNIX) as door:
         door.bind(str(path))
         door.listen()
+        _make_ready()  # while others may still be joining
         while True:
             asking, _ = door.accept()
             with asking, suppress(EOFError, ConnectionError, WireError, MemoryError):  # gone, out of step, too long
@@ -74,6 +75,13 @@ def serve_forever(config: Mapping[str, Any]) -> None:
                 )
                 answer, payload = service.answer(kind, (read_header(header), receive(asking)))
                 send(asking, json.dumps(answer).encode(), payload)
+
+
+def _make_ready() -> None:
+    """Make an optimizer: for the first one of a process torch imports modules, which takes a slow device seconds."""
+    import torch
+
+    torch.optim.SGD([torch.zeros(1)])
 
 
 def _reached(state: Path) -> socket.socket:

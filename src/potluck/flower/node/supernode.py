@@ -1,13 +1,14 @@
 """Flower's program for nodes, as `potluck join` runs it: private, watched, and alive only while it works.
 
-It serves its API at the node's own socket; it touches files by which `potluck join` sees how its requests fare; it has
-a certificate for servers that ask for one, which Flower's own has not; and it ends when its main thread does, which
-Flower's own outlives, doing nothing, after an error of TLS.
+It serves its API at the node's own socket; it touches files by which `potluck join` sees how its requests fare; it
+looks for messages often while it gets some; it has a certificate for servers that ask for one, which Flower's own has
+not; and it ends when its main thread does, which Flower's own outlives, doing nothing, after an error of TLS.
 """
 
 import os
 import ssl
 import sys
+import time
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -21,6 +22,7 @@ SIGNS = "POTLUCK_SIGNS"
 CARRIED = "POTLUCK_CARRIED"
 """The environment variable with the folder of the node's keys; absent without keys."""
 
+_SOONEST = 0.2  # seconds after which the program looks again
 _ALIVE = ("/v1/fleet/activate-node", "/v1/fleet/send-node-heartbeat")
 
 
@@ -44,6 +46,25 @@ class Signs:
     def seen(self) -> tuple[int, int]:
         """When the last sign of life was answered and the last request failed: numbers that change with each."""
         return _touched(self._answered), _touched(self._failed)
+
+
+class Patience:
+    """How long the program waits before it looks again, for a message or for the answer to one.
+
+    Flower's own waits three seconds, or half of one. This one waits as long at the most, but no longer than an eighth
+    of the time for which it has waited already: a node that has just answered is likely to be asked again soon, and
+    one that nobody asks looks as seldom as Flower's. It takes the place of the module `time` there.
+    """
+
+    def __init__(self) -> None:
+        self._for, self._began = 0.0, 0.0
+
+    def sleep(self, seconds: float) -> None:
+        """Wait, where Flower would for so many seconds; another number than before is for something else."""
+        now = time.monotonic()
+        if seconds != self._for:
+            self._for, self._began = seconds, now
+        time.sleep(min(seconds, max(_SOONEST, (now - self._began) / 8)))
 
 
 def _touched(path: Path) -> int:
@@ -72,7 +93,7 @@ class _Noting:
 def main() -> None:
     """Act as Flower's program for a node."""
     import uvicorn
-    from flwr.supernode import fleet_http_connection
+    from flwr.supernode import fleet_http_connection, start_client_internal
     from flwr.supernode.cli import flower_supernode
     from flwr.supernode.fleet_http_client import FleetHttpClient
 
@@ -93,6 +114,7 @@ def main() -> None:
 
     replace(fleet_http_connection, "FleetHttpClient", Client)
     replace(uvicorn, "Config", AtSocket)
+    replace(start_client_internal, "time", Patience())
     sys.argv[0] = "flower-supernode"  # Flower tells its programs apart by this
     try:
         flower_supernode()

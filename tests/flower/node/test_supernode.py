@@ -1,0 +1,62 @@
+import ast
+import inspect
+
+import pytest
+
+pytest.importorskip("flwr", reason="the extra 'flower' is not installed")
+
+from flwr.supernode import start_client_internal
+
+from potluck.flower.node import supernode
+from potluck.flower.node.supernode import Patience
+
+
+class Clock:
+    """A clock that goes on by what is slept."""
+
+    def __init__(self):
+        self.now, self.slept = 1000.0, []
+
+    def monotonic(self):
+        return self.now
+
+    def sleep(self, seconds):
+        self.slept.append(seconds)
+        self.now += seconds
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    found = Clock()
+    monkeypatch.setattr(supernode, "time", found)
+    return found
+
+
+def slept(clock, patience, seconds, times):
+    before = len(clock.slept)
+    for _ in range(times):
+        patience.sleep(seconds)
+    return clock.slept[before:]
+
+
+def test_a_node_looks_soon_after_its_last_answer_and_seldom_when_nobody_asks(clock):
+    found = slept(clock, Patience(), 3, 60)
+    assert found[:8] == [0.2] * 8
+    assert found == sorted(found)
+    assert found[-1] == 3
+    waited = [sum(found[:number]) for number in range(len(found))]
+    assert all(one <= max(0.2, before / 8 + 1e-9) for one, before in zip(found, waited, strict=True))
+
+
+def test_after_a_message_it_is_as_soon_again(clock):
+    patience = Patience()
+    slept(clock, patience, 3, 60)
+    assert slept(clock, patience, 0.5, 30)[-1] == 0.5
+    assert slept(clock, patience, 3, 2) == [0.2, 0.2]
+
+
+def test_flowers_program_uses_nothing_else_of_the_module_time():
+    tree = ast.parse(inspect.getsource(start_client_internal))
+    uses = [one for one in ast.walk(tree) if isinstance(one, ast.Attribute) and getattr(one.value, "id", "") == "time"]
+    assert {one.attr for one in uses} == {"sleep"}
+    assert {one.args[0].value for one in ast.walk(tree) if isinstance(one, ast.Call) and one.func in uses} == {3, 0.5}
