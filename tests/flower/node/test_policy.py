@@ -64,6 +64,17 @@ def trained(service, round_number, run="run-1"):
         ("least_batch = 8", {"method": "fedin", "feature_batch": 2}, "feature_batch = 2; it allows at least 8"),
         ("least_batch = 80", {"training": {"batch_size": 100}}, "training examples; it allows at least 80"),
         ('privacy = "required"', {"method": "fedin"}, "fedin, whose features do not leave clipped"),
+        (
+            'settings = {"run.private_weights.noise_multiplier" = {least = 1.0}}',
+            {},
+            "refuses an experiment without run.private_weights; it allows a run.private_weights.noise_multiplier that"
+            " is at least 1.0",
+        ),
+        (
+            'settings = {"method.privacy.epsilon" = {most = 1.0}}',
+            {"method": "fedin"},
+            "refuses an experiment without method.privacy; it allows a method.privacy.epsilon that is at most 1.0",
+        ),
     ],
 )
 def test_policy_refuses_what_the_owner_does_not_allow(tmp_path, text, asked, words):
@@ -81,6 +92,7 @@ def test_policy_refuses_what_the_owner_does_not_allow(tmp_path, text, asked, wor
         ('methods = ["fedavg"]', {}),
         ('settings = {"method.training.epochs" = {most = 2}, "method.noise" = 0.0}', {"training": {"epochs": 2}}),
         ("least_batch = 4", {"training": {"batch_size": 4}}),
+        ('settings = {"method.privacy.epsilon" = {most = 1.0}}', {}),  # FedAvg has no such table
         ('privacy = "required"', {"method": "fedin", "privacy": {"clip": 1.0, "epsilon": 1.0, "delta": 1e-5}}),
     ],
 )

@@ -32,7 +32,8 @@ class Policy(Checked):
         methods: the methods that the node computes, by name, or by the name of a file that its owner allows; None for
             all.
         settings: by dotted key of the experiment, such as "method.training.epochs", what it may be: a value, a list
-            of values, or a table with `least`, `most` or both. A key that a method does not have is not asked for.
+            of values, or a table with `least`, `most` or both. A key that a method does not have is not asked for; one
+            of a table that is left out, such as "run.private_weights.noise_multiplier", has it asked for.
         rounds: the most rounds in which the node takes part, those of all runs together.
         bytes_a_round: the most bytes that leave the node in one round.
         least_batch: the fewest examples over which a step or a batch of features may be taken, by the method's
@@ -89,6 +90,8 @@ class Policy(Checked):
         for key, allowed in self.settings.items():
             if key in asked and not _fits(asked[key], allowed):
                 _refuse(f"{key} = {one_line(repr(asked[key]), 80)}", _in_words(allowed))
+            if table := _left_out(key, asked):
+                _refuse(f"an experiment without {table}", f"a {key} that is {_in_words(allowed)}")
         if self.least_batch is not None:
             self._check_batches(asked, self.least_batch, examples)
         if self.privacy == "required" and not experiment.method.releases_privately:
@@ -176,6 +179,13 @@ def _flat(tree: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]
         yield f"{before}{key}", value
         if isinstance(value, dict):
             yield from _flat(value, f"{before}{key}.")
+
+
+def _left_out(key: str, asked: Mapping[str, Any]) -> str:
+    """The table in which a key would be, if the experiment could have one and has none; otherwise nothing."""
+    parts = key.split(".")
+    tables = (".".join(parts[:length]) for length in range(1, len(parts)))
+    return next((table for table in tables if table in asked and asked[table] is None), "")
 
 
 def _fits(value: Any, allowed: Any) -> bool:
