@@ -6,8 +6,8 @@ Each node, with all of its programs, has a share of a core by Linux's quota for 
 bandwidth and a latency (`benchmarks/nodes/throttled.py`); the server has neither. What is measured of devices before
 each deployment, since a machine may not be as fast an hour later:
 
-- their speed: on each device, under its quota, a round's training of each architecture that it will train, with the
-  task's loss: of a few steps, what a fit takes to begin would be too large a part;
+- their speed with the method: from a trial of three rounds, of the last two of which a node's audit log has the seconds
+  of what it computed, and `costs.jsonl` the operations;
 - `latency_s`: what an exchange takes a node in which nothing is computed (`benchmarks/nodes/empty.py`), the node alone
   at work;
 - bandwidths are what the links were given.
@@ -34,18 +34,9 @@ from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import torch
 from nodes.throttled import Device, Quota, link
 from speed.machine import describe
 
-from potluck.core.ground.rng import Key
-from potluck.core.nets.scale import Scale
-from potluck.core.requests.fit import Fit
-from potluck.core.roles import Supervised
-from potluck.engine.client.costs import Costs
-from potluck.engine.client.requests import carry_out
-from potluck.engine.numerics.allocator import keep_freed_memory
-from potluck.engine.numerics.numerics import PLAIN
 from potluck.experiment.federation.suitability import federation_of
 from potluck.experiment.running.foresee import foresee
 from potluck.experiment.settings.resolve import resolve
@@ -81,8 +72,8 @@ while time.monotonic() < began + 3:
     pass
 print((time.process_time() - used) / 3)
 """
-TRIES = 3
-"""Fits by which a device's speed is measured, the median, after a first one."""
+TRIAL = 3
+"""Rounds by which devices' speeds are measured; the first one is left out."""
 SETTLED = 10.0
 """Seconds of pause after a run, for its programs to end."""
 
@@ -94,38 +85,10 @@ def experiment_of(method: str, rounds: int) -> Experiment:
     return resolve({"federation": federation, "method": {"name": method, "training": {"epochs": 3}}, "run": run})
 
 
-def speed(method: str, client: int) -> float:
-    """Thousand million operations a second, in steps of a client's architecture on this device, with one thread."""
-    torch.set_num_threads(1)
-    keep_freed_memory()  # as a node's worker does
-    experiment = experiment_of(method, 1)
-    federation = federation_of(experiment)
-    site, training = federation.sites[client], experiment.method.training  # pyright: ignore[reportAttributeAccessIssue]
-    net = federation.build(site.architecture, Key(("speed",)), Scale(site.capacity))
-    taken: list[float] = []
-    for _ in range(1 + TRIES):
-        fit = Fit(net, Supervised(federation.criterion), site.train, training)
-        flops = Costs(PLAIN).of(fit).flops
-        began = time.perf_counter()
-        carry_out(fit, Key(("speed",)), PLAIN)
-        taken.append(time.perf_counter() - began)
-    return flops * 1e-9 / median(taken[1:])
-
-
 def granted(quotas: Sequence[Quota]) -> list[float]:
     """Of its quota, the share that each device gets at this moment, all of them at work; less than 1 if others are."""
     asked = [subprocess.Popen(quota.words([sys.executable, "-c", _SPIN]), stdout=subprocess.PIPE) for quota in quotas]
     return [float(one.communicate()[0]) / of.cores for one, of in zip(asked, DEVICES, strict=True)]
-
-
-def speeds(quotas: Sequence[Quota], method: str) -> list[float]:
-    """Each client's speed, measured on all devices at once."""
-    commands = [[sys.executable, __file__, "--speed", method, str(client)] for client in range(len(quotas))]
-    asked = [
-        subprocess.Popen(quota.words(command), stdout=subprocess.PIPE)
-        for quota, command in zip(quotas, commands, strict=True)
-    ]
-    return [float(one.communicate()[0].split()[-1]) for one in asked]
 
 
 @contextmanager
@@ -172,6 +135,18 @@ def latencies(link: SuperLink, place: Path) -> list[float]:
     return [notes[f"client{client}"] for client in range(len(DEVICES))]
 
 
+def speeds(trial: Path) -> list[float]:
+    """Each client's speed in a run that has just ended: thousand million operations a second."""
+    spent = [line for line in lines(trial / COSTS) if line["round"] > 1]
+    found: list[float] = []
+    for client, device in enumerate(DEVICES):
+        jobs = [line for line in lines(trial.parent / device.name / "audit.jsonl") if line["round"]]
+        computed = [line for line in jobs if line["run"] == jobs[-1]["run"] and line["asked"] != "evaluation"]
+        seconds = sum(line["seconds"] for line in computed if line["round"] > 1)
+        found.append(sum(line["flops"] for line in spent if line["client"] == client) * 1e-9 / seconds)
+    return found
+
+
 def foreseen(experiment: Experiment, speeds: Sequence[float], waits: Sequence[float]) -> dict[str, Any]:
     """Each round's seconds, and the bytes of all, as the twin has them."""
     devices = [
@@ -207,7 +182,8 @@ def measured(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
         for repeat, method in product(range(options.repeats), options.methods):
             experiment, name = experiment_of(method, options.rounds), f"{method}-{repeat}"
             waits = latencies(served, place / f"empty-{name}")  # first, since nodes that begin have work of their own
-            before, known = granted(quotas), speeds(quotas, method)
+            trial = carried_out(served, place / f"trial-{name}", experiment_of(method, TRIAL))
+            before, known = granted(quotas), speeds(trial)
             twin = foreseen(experiment, known, waits)
             real = found(carried_out(served, place / name, experiment))
             least = [min(pair) for pair in zip(before, granted(quotas), strict=True)]
@@ -239,11 +215,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3, help="deployments of each method")
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=list(METHODS))
     parser.add_argument("--out", type=Path, default=Path("twin_nodes.json"), help="where all readings go")
-    parser.add_argument("--speed", nargs=2, metavar=("METHOD", "CLIENT"), help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.speed:
-        print(speed(options.speed[0], int(options.speed[1])))
-        return
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # nodes are ended, and groups removed
     readings: list[dict[str, Any]] = []
     for reading in measured(options):

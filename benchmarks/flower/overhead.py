@@ -1,12 +1,12 @@
-"""What a round over Flower takes where nothing is computed, and how much of it is Potluck's.
+"""What a round over nodes takes where nothing is computed, beside a round of a bare Flower app.
 
     python benchmarks/flower/overhead.py [--nodes 3 10] [--rounds 5] [--repeats 3] [--out overhead.json]
 
 One SuperLink behind the gate and as many nodes on this machine, over TLS with keys. In turns, repeat by repeat, a bare
 Flower app and Potluck send every node an empty message, and one of 45 MB, and get as much back. Potluck's nodes run no
-app but its own, so the bare app has nodes of Flower's. Rounds begin at random
-moments, because nodes look for messages every three seconds. A run's first round, in which nodes read data and build
-models, is left out of the table. Needs the extra `flower`.
+app but its own, so the bare app has nodes of Flower's, which look for messages every three seconds; so rounds begin at
+random moments. A run's first round, in which nodes read data and build models, is left out of the table. Needs the
+extra `flower`.
 """
 
 import argparse
@@ -121,7 +121,7 @@ def measure(count: int, messages: list[str], rounds: int, repeats: int) -> Itera
 
 def table(readings: list[dict[str, Any]]) -> str:
     """Medians over all rounds but the first of each run."""
-    lines = ["| nodes | message | bare Flower, s | Potluck, s | Potluck's own share |", "|---|---|---|---|---|"]
+    lines = ["| nodes | message | bare Flower, s | Potluck, s | of bare Flower's |", "|---|---|---|---|---|"]
     for count, message in dict.fromkeys((reading["nodes"], reading["message"]) for reading in readings):
         found = {
             way: median(
@@ -132,10 +132,8 @@ def table(readings: list[dict[str, Any]]) -> str:
             )
             for way in ("bare Flower", "Potluck")
         }
-        share = 1 - found["bare Flower"] / found["Potluck"]
-        lines.append(
-            f"| {count} | {message} | {found['bare Flower']:.1f} | {found['Potluck']:.1f} | {round(100 * share)} % |"
-        )
+        share = found["Potluck"] / found["bare Flower"]
+        lines.append(f"| {count} | {message} | {found['bare Flower']:.1f} | {found['Potluck']:.1f} | {share:.0%} |")
     return "\n".join(lines)
 
 

@@ -153,6 +153,7 @@ def test_the_audit_log_has_every_request_with_what_left(tmp_path):
     assert (job["asked"], job["round"], job["bytes"]) == ("local_update", 1, len(payload) + len(json.dumps(said)))
     assert job["left"].keys() == {"header", "weights", "buffers", "examples"}
     assert job["left"]["weights"] > job["left"]["buffers"] > 0
+    assert 0 < job["seconds"] < 60
     assert "refuses the method fedprox" in refused["refused"]
     assert "asked to compute fedavg on digits" in in_words(lines[0])
     assert in_words(lines[1]) is None

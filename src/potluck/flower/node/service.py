@@ -2,6 +2,7 @@
 
 import json
 import re
+import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -190,9 +191,11 @@ class NodeService:
 
     def answer(self, kind: str, envelope: Envelope) -> Envelope:
         """The node's answer to a message, whatever it contains; the audit log has it before it is returned."""
+        began = time.monotonic()
         with only(self._config.named):
             answer = self._answer(kind, envelope)
-        self._audit.note(self._facts(kind, envelope[0], answer))
+        took = {"seconds": round(time.monotonic() - began, 3)}
+        self._audit.note(self._facts(kind, envelope[0], answer) | took)
         return answer
 
     def _answer(self, kind: str, envelope: Envelope) -> Envelope:

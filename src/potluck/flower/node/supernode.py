@@ -51,7 +51,7 @@ class Signs:
 class Patience:
     """How long the program waits before it looks again, for a message or for the answer to one.
 
-    Flower's own waits three seconds, or half of one. This one waits as long at the most, but no longer than an eighth
+    Flower's own waits three seconds, or half of one. This one waits as long at the most, but no longer than a sixteenth
     of the time for which it has waited already: a node that has just answered is likely to be asked again soon, and
     one that nobody asks looks as seldom as Flower's. It takes the place of the module `time` there.
     """
@@ -64,7 +64,7 @@ class Patience:
         now = time.monotonic()
         if seconds != self._for:
             self._for, self._began = seconds, now
-        time.sleep(min(seconds, max(_SOONEST, (now - self._began) / 8)))
+        time.sleep(min(seconds, max(_SOONEST, (now - self._began) / 16)))
 
 
 def _touched(path: Path) -> int:

@@ -17,7 +17,7 @@ from potluck.flower.server.pulling import Pulling
 from potluck.flower.wire.envelope import wrap
 from potluck.records import RoundRecord
 
-_FAREWELL_WITHIN = 10.0  # seconds; nodes look for messages every three
+_FAREWELL_WITHIN = 10.0  # seconds; nodes look for messages every three at the least
 _HEARD_WITHIN = 3600.0  # seconds; a node that is late hears of it when it has finished
 _NOT_DRAWN, _ASIDE, _TOO_LATE = "not drawn", "set aside", "came too late"
 
