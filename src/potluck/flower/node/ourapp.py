@@ -14,6 +14,7 @@ import os
 import shlex
 import sys
 from collections.abc import Callable
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -21,14 +22,15 @@ from typing import Any
 from flwr.clientapp import ClientApp
 from flwr.supercore.constant import TASK_TYPE_TO_COMMAND, TaskType
 
+from potluck.flower import FIRST_WAIT
 from potluck.flower.deploy.private import ToSocket, replace
 from potluck.flower.deploy.processes import environment
 from potluck.flower.node.copied import Copied
 
 _APP, _TASKS = TASK_TYPE_TO_COMMAND[TaskType.CLIENT_APP], "flower-superexec"
 _CLIENT = "RuntimeHttpClient"
-_REPLACED = ("install_from_fab", "get_load_client_app_fn", _CLIENT)
-"""By what Flower's program unpacks an app, finds its client app, and fetches and answers the message."""
+_REPLACED = ("install_from_fab", "get_load_client_app_fn", _CLIENT, "pull_and_inflate_object_from_tree")
+"""By what Flower's program unpacks an app, finds its client app, and asks for the message, and for its parts."""
 
 
 def stand_in_front(home: Path) -> dict[str, str]:
@@ -63,6 +65,7 @@ def take_tasks() -> None:
 
 def answer() -> None:
     """Act as Flower's program for one message to a node."""
+    from flwr.supercore.inflatable.inflatable_utils import pull_and_inflate_object_from_tree
     from flwr.supernode.cli import flwr_clientapp
     from flwr.supernode.runtime import run_clientapp
 
@@ -75,7 +78,8 @@ def answer() -> None:
         """Load nothing but Potluck's own."""
         return lambda *args, **options: client_app
 
-    for name, replacement in zip(_REPLACED, (none, ours, ToSocket), strict=True):
+    parts = partial(pull_and_inflate_object_from_tree, initial_backoff=FIRST_WAIT)
+    for name, replacement in zip(_REPLACED, (none, ours, ToSocket, parts), strict=True):
         replace(run_clientapp, name, replacement)
     flwr_clientapp()
 

@@ -11,10 +11,13 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import httpx
+
+from potluck.flower import FIRST_WAIT
 
 SIGNS = "POTLUCK_SIGNS"
 """The environment variable with the folder for `Signs`."""
@@ -93,6 +96,7 @@ class _Noting:
 def main() -> None:
     """Act as Flower's program for a node."""
     import uvicorn
+    from flwr.supercore.inflatable.inflatable_utils import pull_objects
     from flwr.supernode import fleet_http_connection, start_client_internal
     from flwr.supernode.cli import flower_supernode
     from flwr.supernode.fleet_http_client import FleetHttpClient
@@ -115,6 +119,7 @@ def main() -> None:
     replace(fleet_http_connection, "FleetHttpClient", Client)
     replace(uvicorn, "Config", AtSocket)
     replace(start_client_internal, "time", Patience())
+    replace(start_client_internal, "pull_objects", partial(pull_objects, initial_backoff=FIRST_WAIT))
     sys.argv[0] = "flower-supernode"  # Flower tells its programs apart by this
     try:
         flower_supernode()
