@@ -12,8 +12,8 @@ GREETING, FAREWELL, EVALUATION = "hello", "farewell", "evaluation"
 """Groups of messages other than a round's, which Flower's logs call rounds."""
 
 FIRST_WAIT = 0.05
-"""Seconds after which a part of a message that is not there yet is first asked for again. Flower announces messages before
-their parts have come, and waits a second."""
+"""Seconds after which a part of a message that is not there yet is first asked for again. Flower announces messages
+before their parts have come, and waits a second."""
 
 LARGEST_REPLY = 2**32
 """The most bytes of a node's reply, unless the operator or the method sets another limit: 4 GiB, the weights of a
