@@ -6,10 +6,10 @@ Each node, with all of its programs, has a share of a core by Linux's quota for 
 bandwidth and a latency (`benchmarks/nodes/throttled.py`); the server has neither. What is measured of devices before
 each deployment, since a machine may not be as fast an hour later:
 
-- their speed with the method: from a trial of three rounds, of the last two of which a node's audit log has the seconds
-  of what it computed, and `costs.jsonl` the operations;
+- their speed with the method, in a round's first exchange and in later ones: from a trial of three rounds, of the last
+  two of which a node's audit log has the seconds of what it computed, and `costs.jsonl` the operations;
 - `latency_s`: what an exchange takes a node in which nothing is computed (`benchmarks/nodes/empty.py`), the node alone
-  at work;
+  at work, with as many bytes as in the method's rounds, and without the time that these take on the link;
 - bandwidths are what the links were given.
 
 From this the twin foresees each method's rounds and bytes, as `potluck twin FEDERATION --devices DEVICES` does. Then
@@ -127,30 +127,42 @@ def lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def latencies(link: SuperLink, place: Path) -> list[float]:
-    """Each client's seconds of an exchange in which nothing is computed."""
+def latencies(link: SuperLink, place: Path, trial: Path) -> list[float]:
+    """Each client's seconds of an exchange in which nothing is computed, without those of its bytes on the link."""
+    sent = [line for line in lines(trial / COSTS) if line["round"] == TRIAL and line["exchange"] == 1]
+    down, up = ([line[f"bytes_{way}"] for line in sorted(sent, key=_client)] for way in ("down", "up"))
     tree = experiment_of("fedavg", 1).tree()
-    tree["method"] = {"name": str(EMPTY)}
+    tree["method"] = {"name": str(EMPTY), "down": down, "up": up}
     notes = lines(carried_out(link, place, resolve(tree)) / ROUNDS)[0]["notes"]
-    return [notes[f"client{client}"] for client in range(len(DEVICES))]
+    return [
+        notes[f"client{client}"] - 8e-6 * (down[client] / of.down_mbit + up[client] / of.up_mbit)
+        for client, of in enumerate(DEVICES)
+    ]
 
 
-def speeds(trial: Path) -> list[float]:
-    """Each client's speed in a run that has just ended: thousand million operations a second."""
+def _client(line: Mapping[str, Any]) -> int:
+    return line["client"]
+
+
+def speeds(trial: Path) -> list[dict[str, float | None]]:
+    """Each client's speeds in a run that has just ended: thousand million operations a second, as a twin has them."""
     spent = [line for line in lines(trial / COSTS) if line["round"] > 1]
-    found: list[float] = []
-    for client, device in enumerate(DEVICES):
-        jobs = [line for line in lines(trial.parent / device.name / "audit.jsonl") if line["round"]]
-        computed = [line for line in jobs if line["run"] == jobs[-1]["run"] and line["asked"] != "evaluation"]
-        seconds = sum(line["seconds"] for line in computed if line["round"] > 1)
-        found.append(sum(line["flops"] for line in spent if line["client"] == client) * 1e-9 / seconds)
-    return found
+
+    def speed(client: int, later: bool) -> float | None:
+        jobs = [line for line in lines(trial.parent / DEVICES[client].name / "audit.jsonl") if line["round"]]
+        asked = [line for line in jobs if line["run"] == jobs[-1]["run"] and line["asked"] != "evaluation"]
+        timed = [line for line in asked if line["round"] > 1 and (line["asked"] != asked[0]["asked"]) == later]
+        done = [line for line in spent if line["client"] == client and (line["exchange"] > 1) == later]
+        flops = sum(line["flops"] for line in done)
+        return flops * 1e-9 / sum(line["seconds"] for line in timed) if flops else None
+
+    return [{"gflops": speed(client, False), "gflops_later": speed(client, True)} for client in range(len(DEVICES))]
 
 
-def foreseen(experiment: Experiment, speeds: Sequence[float], waits: Sequence[float]) -> dict[str, Any]:
+def foreseen(experiment: Experiment, speeds: Sequence[Mapping[str, Any]], waits: Sequence[float]) -> dict[str, Any]:
     """Each round's seconds, and the bytes of all, as the twin has them."""
     devices = [
-        TwinDevice(str(client), gflops=speed, down_mbit=of.down_mbit, up_mbit=of.up_mbit, latency_s=wait)
+        TwinDevice(str(client), down_mbit=of.down_mbit, up_mbit=of.up_mbit, latency_s=wait, **speed)
         for client, (speed, wait, of) in enumerate(zip(speeds, waits, DEVICES, strict=True))
     ]
     federation, run = federation_of(experiment), experiment.run
@@ -181,13 +193,14 @@ def measured(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
         served = ends.enter_context(deployed(place, quotas))
         for repeat, method in product(range(options.repeats), options.methods):
             experiment, name = experiment_of(method, options.rounds), f"{method}-{repeat}"
-            waits = latencies(served, place / f"empty-{name}")  # first, since nodes that begin have work of their own
             trial = carried_out(served, place / f"trial-{name}", experiment_of(method, TRIAL))
-            before, known = granted(quotas), speeds(trial)
+            known = speeds(trial)
+            waits = latencies(served, place / f"empty-{name}", trial)
+            before = granted(quotas)
             twin = foreseen(experiment, known, waits)
             real = found(carried_out(served, place / name, experiment))
             least = [min(pair) for pair in zip(before, granted(quotas), strict=True)]
-            measured = {"gflops": known, "latency_s": waits, "granted": least}
+            measured = {"speeds": known, "latency_s": waits, "granted": least}
             yield {"method": method, "repeat": repeat, **measured, "foreseen": twin, "was": real}
 
 

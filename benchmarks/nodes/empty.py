@@ -1,4 +1,4 @@
-"""Empty: exchanges in which nothing is computed and next to nothing is sent, for measuring what a node takes for one.
+"""Empty: exchanges in which nothing is computed, for measuring what a node takes for one.
 
 Each client is asked alone, several times in a row, so that it is where it is in a run's rounds when it is asked again:
 just after its last answer. The first time is left out.
@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from potluck.core.federation import ClientId
 from potluck.core.message import Message
@@ -24,9 +26,11 @@ class State:
 
 @dataclass(frozen=True)
 class Empty(Method[State]):
-    """`times` is how often each client is asked, after a first time."""
+    """`times` is how often each client is asked, after a first time; `down` and `up` how many bytes go each way."""
 
     times: int = 5
+    down: tuple[int, ...] = ()
+    up: tuple[int, ...] = ()
 
     keeps_model = False
 
@@ -39,8 +43,9 @@ class Empty(Method[State]):
         for client in cohort.ids:
             taken: list[float] = []
             for _ in range(1 + self.times):
+                message = Message(content=_new(self.down[client]), size=self.up[client])
                 began = time.perf_counter()
-                replies = cohort.ask(self.nothing, {client: Message(byte=torch.zeros(1))})
+                replies = cohort.ask(self.nothing, {client: message})
                 assert len(replies) == 1
                 taken.append(time.perf_counter() - began)
             server.note(**{f"client{client}": median(taken[1:]), f"longest{client}": max(taken[1:])})
@@ -48,8 +53,8 @@ class Empty(Method[State]):
 
     @on_client
     def nothing(self, client: Client, message: Message) -> Message:
-        """As much again."""
-        return message
+        """As many bytes as it was told."""
+        return Message(content=_new(message["size"]))
 
     def inference_message(self, state: State, client: ClientId, server: Server) -> Message:
         """Nothing."""
@@ -58,3 +63,8 @@ class Empty(Method[State]):
     def inference_model(self, client: Client, message: Message) -> Any:
         """The client's own, untrained."""
         return client.model
+
+
+def _new(size: int) -> Tensor:
+    """So many bytes that were never sent before, since Flower sends equal ones once."""
+    return torch.frombuffer(bytearray(np.random.default_rng().bytes(size)), dtype=torch.uint8)

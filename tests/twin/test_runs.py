@@ -94,11 +94,14 @@ def test_nobody_ever_being_there_is_one_line(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["fedavg", "fedproto", "fedin"])
+@pytest.mark.parametrize("method", ["fedavg", "fedproto", "fedin", "heterofl"])
 def test_a_finished_run_takes_on_devices_what_it_takes_with_a_twin(tmp_path, method):
     """Timed again from its counts, and by a clock beside it."""
-    devices = [{"clients": "0", "gflops": 0.02, "up_mbit": 1.0}, {"gflops": 1.0, "down_mbit": 10.0}]
+    slow = {"clients": "0", "gflops": 0.02, "gflops_later": 0.3, "up_mbit": 1.0}
+    devices = [slow, {"gflops": 1.0, "down_mbit": 10.0}]
     plain, beside = tree(method=method, twin=False, rounds_close={}), tree(method=method, rounds_close={})
+    if method == "heterofl":
+        plain["federation"]["models"] = beside["federation"]["models"] = [{"name": "preresnet18", "width": 4}]
     beside["run"]["twin"] = {"devices": devices}
     carried_out(tmp_path / "plain", plain)
     carried_out(tmp_path / "beside", beside)
@@ -116,12 +119,13 @@ def test_a_finished_run_takes_on_devices_what_it_takes_with_a_twin(tmp_path, met
 def test_what_is_foreseen_is_what_a_run_counts(tmp_path, method):
     """Clients have unlike numbers of examples, so that their batches' remainders differ: a few per cent."""
     tables = tree(4, method=method, rounds_close={})
-    tables["run"]["twin"] = {"devices": [{"gflops": 0.1}]}
+    device = {"gflops": 0.1, "gflops_later": 0.4}
+    tables["run"]["twin"] = {"devices": [device]}
     if method == "heterofl":
         tables["federation"]["models"] = [{"name": "preresnet18", "width": 4}]
     experiment = resolve(tables)
     assembly = assemble(experiment)
-    fleet = Fleet([TwinDevice(gflops=0.1)], range(4))
+    fleet = Fleet([TwinDevice(**device)], range(4))
     known = foresee(experiment, assembly.federation)
     rounds = simulate(experiment.run.course(fleet), known.loads(experiment, lambda number: ()), lambda clients: clients)
     foreseen = list(islice(rounds, 4))

@@ -36,6 +36,15 @@ def test_a_turn_is_receiving_computing_and_sending():
     assert clock.now == turn.finish
 
 
+def test_a_device_may_have_another_speed_from_the_second_exchange_on():
+    clock = course(TwinDevice("0", gflops=2.0, gflops_later=4.0), TwinDevice(gflops=2.0), clients=2)
+    taken = [
+        [turn.computing for turn in clock.exchange(dict.fromkeys(range(2), Errand(8 * GIGA, 0, 0, exchange=number)))]
+        for number in (1, 2, 3)
+    ]
+    assert taken == [[4.0, 4.0], [2.0, 4.0], [2.0, 4.0]]
+
+
 def test_work_that_does_not_fit_into_memory_fails_when_it_begins():
     clock = course(TwinDevice("0", gflops=1.0, down_mbit=8.0, memory_mib=2.0), TwinDevice(gflops=4.0), clients=2)
     first, second = clock.exchange(dict.fromkeys(range(2), Errand(4 * GIGA, 16 * MBIT, 0, 2 * 2**20 + 1)))

@@ -147,7 +147,8 @@ def timed_again(run: StoredRun, devices: Sequence[TwinDevice]) -> list[Timed]:
                 " an earlier version, or without PyTorch, does not, and its run cannot be timed"
             )
         else:
-            part = Errand(record.flops, record.bytes_down, record.bytes_up, record.memory or 0)
+            sizes = record.bytes_down, record.bytes_up, record.memory or 0
+            part = Errand(record.flops, *sizes, record.exchange)
             exchanges.setdefault(record.exchange, {})[record.client] = part
     if not loads:
         raise ConfigError(f"{run.folder}: it has no costs.jsonl; an earlier version ran it")

@@ -78,11 +78,11 @@ class TwinClock(Clock):
     ) -> Iterator[Outcome]:
         """See `Clock`; all replies are held until it is known when the exchange closes, beyond a cap in files."""
         held, parts, late = Held(), dict.fromkeys(away, Errand(0, 0, 0)), self.course.at_work(away)
+        self._exchanges += 1
         for place, outcome in enumerate(executor.run(host, list(tasks.values()))):
-            parts[outcome.client] = _part(outcome, bytes_down[outcome.client])
+            parts[outcome.client] = _part(outcome, bytes_down[outcome.client], self._exchanges)
             held[place] = outcome
         turns = {turn.client: turn for turn in self.course.exchange(parts)}
-        self._exchanges += 1
         self._turns += [(self._exchanges, turn) for turn in turns.values()]
         places = {client: place for place, client in enumerate(tasks)}
         for client, turn in turns.items():
@@ -145,7 +145,7 @@ class AsynchronousTwinClock(TwinClock):
         """See `Clock`; only who leaves in the middle does not count."""
         for outcome in executor.run(host, list(tasks.values())):
             client = outcome.client
-            turn = self._under_way[client] = self.course.turn(client, _part(outcome, bytes_down[client]))
+            turn = self._under_way[client] = self.course.turn(client, _part(outcome, bytes_down[client], 1))
             yield _judged(outcome, turn, handler)
 
     def take(self, number: int) -> dict[str, Any]:
@@ -172,13 +172,13 @@ def _judged(outcome: Outcome, turn: Turn, handler: str) -> Outcome:
     return Failure(turn.client, handler, why, unheard=True, kind=kind, late=late)
 
 
-def _part(outcome: Outcome, bytes_down: int) -> Errand:
+def _part(outcome: Outcome, bytes_down: int, exchange: int) -> Errand:
     """What an outcome took its client."""
     if not isinstance(outcome, Answer):
-        return Errand(None, bytes_down, 0)
+        return Errand(None, bytes_down, 0, exchange=exchange)
     try:
         sizes = Message.decode(outcome.payload, views=True).sizes()
     except Exception:  # it is refused later
         sizes = {}
     cost = outcome.cost or Cost()
-    return Errand(cost.flops, bytes_down, sum(sizes.values()), cost.memory)
+    return Errand(cost.flops, bytes_down, sum(sizes.values()), cost.memory, exchange)

@@ -34,6 +34,8 @@ class TwinDevice(Checked):
             columns client, from_s and to_s, the whole of which is repeated.
         name: what it is called in tables.
         memory_mib: for tensors; work that takes more fails when it begins. None has room for any.
+        gflops_later: as `gflops`, in a round's second exchange and those after it, for methods whose clients compute
+            something else there than they train; None for the same.
     """
 
     clients: str = "*"
@@ -45,6 +47,7 @@ class TwinDevice(Checked):
     available: str = "always"
     name: str = ""
     memory_mib: _Speed | None = None
+    gflops_later: _Speed | None = None
 
     def __post_init__(self) -> None:
         known = self.clients == "*" or bool(_numbers(self.clients))
@@ -56,11 +59,12 @@ class TwinDevice(Checked):
         """Whether so many bytes of tensors fit."""
         return self.memory_mib is None or memory <= self.memory_mib * MIB
 
-    def seconds(self, flops: int, bytes_down: int, bytes_up: int) -> tuple[float, float]:
-        """What some work takes: to compute, and for what is received and sent."""
+    def seconds(self, flops: int, bytes_down: int, bytes_up: int, exchange: int = 1) -> tuple[float, float]:
+        """What some work in an exchange of a round takes: to compute, and for what is received and sent."""
         sent = ((bytes_down, self.down_mbit), (bytes_up, self.up_mbit))
         carried = sum(count * 8e-6 / speed for count, speed in sent if speed is not None)
-        return flops / (self.gflops * 1e9), self.latency_s + carried
+        gflops = self.gflops if exchange == 1 else self.gflops_later or self.gflops
+        return flops / (gflops * 1e9), self.latency_s + carried
 
 
 @dataclass(frozen=True)

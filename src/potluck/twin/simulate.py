@@ -191,6 +191,7 @@ def doubted(devices: Sequence[TwinDevice], doubt: float, key: Key) -> list[TwinD
         replace(
             device,
             gflops=device.gflops * speed,
+            gflops_later=None if device.gflops_later is None else device.gflops_later * speed,
             down_mbit=None if device.down_mbit is None else device.down_mbit * down,
             up_mbit=None if device.up_mbit is None else device.up_mbit * up,
         )

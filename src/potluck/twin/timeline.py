@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 from potluck.core.federation import ClientId
@@ -19,12 +19,19 @@ UNAWAITED = 0
 
 @dataclass(frozen=True)
 class Errand:
-    """What a client's part in an exchange takes; `flops` is None if its work failed, `memory` in bytes of tensors."""
+    """What a client's part in an exchange takes.
+
+    Attributes:
+        flops: operations; None if its work failed.
+        memory: bytes of tensors.
+        exchange: its number within the round, from 1.
+    """
 
     flops: int | None
     bytes_down: int
     bytes_up: int
     memory: int = 0
+    exchange: int = 1
 
 
 class Turn(NamedTuple):
@@ -155,7 +162,7 @@ class Timeline:
     def turn(self, client: ClientId, part: Errand) -> Turn:
         """The turn of a client that is there and begins now, if nobody closes before it is done."""
         if not self._fleet[client].has_room_for(part.memory):
-            part = Errand(None, part.bytes_down, 0)
+            part = replace(part, flops=None, bytes_up=0)
         computing, carrying = self._seconds(client, part)
         finish = self.now + computing + carrying
         leaves = self._stay(client)[1] + self._midnight
@@ -169,7 +176,7 @@ class Timeline:
         """What the part takes the client's device; known from the last time, if it was the same."""
         last = self._taken.get(client)
         if last is None or last[0] is not part:
-            seconds = self._fleet[client].seconds(part.flops or 0, part.bytes_down, part.bytes_up)
+            seconds = self._fleet[client].seconds(part.flops or 0, part.bytes_down, part.bytes_up, part.exchange)
             last = self._taken[client] = part, seconds
         return last[1]
 

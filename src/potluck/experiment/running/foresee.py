@@ -56,7 +56,7 @@ class Foreseen:
         exchanges: dict[int, dict[ClientId, Errand]] = {}
         for work in report.work:
             if work.client is not None:
-                part = Errand(work.flops, work.bytes_down, work.bytes_up, work.memory or 0)
+                part = Errand(work.flops, work.bytes_down, work.bytes_up, work.memory or 0, work.exchange)
                 exchanges.setdefault(work.exchange, {})[work.client] = part
         server = sum(work.flops or 0 for work in report.work if work.client is None)
         return Load([self._of_everybody(parts) for _, parts in sorted(exchanges.items())], server)
