@@ -178,7 +178,8 @@ def test_a_server_that_was_stopped_asks_anew_what_was_under_way_and_loses_no_rou
     with pytest.raises(Stopped):
         served(site, tmp_path / "run", of, ends={2: stop})
     assert site.jobs_of("c") == ["1"]
-    [unheard] = [number for number, of in site._waiting.items() if of.metadata.dst_node_id == site.numbers["c"]]
+    to_it = {number: of for number, of in site._waiting.items() if of.metadata.dst_node_id == site.numbers["c"]}
+    [unheard] = [number for number, of in to_it.items() if of.metadata.message_type == JOB]
     site.slow.clear()
     assert list(site.pull_messages([unheard]))
     records = served(site, tmp_path / "run", of, said.append)

@@ -91,6 +91,7 @@ def test_what_needs_more_memory_than_the_limit_fails_in_one_line_and_what_needs_
         assert of_limits(reason, 1.0).startswith("this node's limit of memory, 1 GiB, is reached; ")
         assert "--most-memory-gib" in of_limits(reason, 1.0)
         assert of_limits(reason, None) == reason
+    assert "--most-memory-gib" in of_limits("RuntimeError: could not create a primitive", 1.0)  # oneDNN, near the limit
     assert of_limits("ValueError: no such class", 1.0) == "ValueError: no such class"
 
 

@@ -12,7 +12,10 @@ _SHARE = 0.75
 """Of the machine's memory, and of what is free on the disk, by default."""
 
 _GIB = 2**30
-_NO_MEMORY = re.compile(r"MemoryError|can't allocate memory|bad_alloc|Cannot allocate memory|Unable to allocate")
+_NO_MEMORY = re.compile(
+    r"MemoryError|can't allocate memory|bad_alloc|Cannot allocate memory|Unable to allocate"
+    r"|could not create a primitive"  # oneDNN's words, whatever it lacks
+)
 
 
 class NoRoom(PotluckError):
