@@ -129,19 +129,14 @@ def lines(path: Path) -> list[dict[str, Any]]:
 
 def latencies(link: SuperLink, place: Path, trial: Path) -> list[float]:
     """Each client's seconds of an exchange in which nothing is computed, without those of its bytes on the link."""
-    sent = [line for line in lines(trial / COSTS) if line["round"] == TRIAL and line["exchange"] == 1]
-    down, up = ([line[f"bytes_{way}"] for line in sorted(sent, key=_client)] for way in ("down", "up"))
+    sent = {line["client"]: line for line in lines(trial / COSTS) if (line["round"], line["exchange"]) == (TRIAL, 1)}
+    down, up = ([sent[client][f"bytes_{way}"] for client in range(len(DEVICES))] for way in ("down", "up"))
     tree = experiment_of("fedavg", 1).tree()
     tree["method"] = {"name": str(EMPTY), "down": down, "up": up}
     notes = lines(carried_out(link, place, resolve(tree)) / ROUNDS)[0]["notes"]
-    return [
-        notes[f"client{client}"] - 8e-6 * (down[client] / of.down_mbit + up[client] / of.up_mbit)
-        for client, of in enumerate(DEVICES)
-    ]
-
-
-def _client(line: Mapping[str, Any]) -> int:
-    return line["client"]
+    links = [TwinDevice(down_mbit=of.down_mbit, up_mbit=of.up_mbit) for of in DEVICES]
+    carrying = [one.seconds(0, *sizes)[1] for one, *sizes in zip(links, down, up, strict=True)]
+    return [notes[f"client{client}"] - seconds for client, seconds in enumerate(carrying)]
 
 
 def speeds(trial: Path) -> list[dict[str, float | None]]:
