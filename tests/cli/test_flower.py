@@ -77,7 +77,7 @@ class TestWithFlower:
             (["join", "x:1", "--keys", "k"], "k: ca.crt, node.key not found"),
             (["join", "x:1", "--insecure", "--model", "cnn2"], "--model and --capacity need --data"),
             (["join", "x:1", "--insecure", "--data", "none.npz"], "none.npz: no such file"),
-            (["join", "x:1", "--insecure", "--state", "x" * 120], "characters; expected at most"),
+            (["join", "x:1", "--insecure", "--state", "x" * 120], "bytes; expected at most"),
             (
                 ["serve", "--insecure", "--log-json", "none/log"],
                 "--log-json none/log: No such file or directory; name a file",
