@@ -6,10 +6,10 @@ Each node, with all of its programs, has a share of a core by Linux's quota for 
 bandwidth and a latency (`benchmarks/nodes/throttled.py`); the server has neither. What is measured of devices before
 each deployment, since a machine may not be as fast an hour later:
 
-- their speed with the method, in a round's first exchange and in later ones: from a trial of three rounds, of the last
-  two of which a node's audit log has the seconds of what it computed, and `costs.jsonl` the operations;
 - `latency_s`: what an exchange takes a node in which nothing is computed (`benchmarks/nodes/empty.py`), the node alone
   at work, with as many bytes as in the method's rounds, and without the time that these take on the link;
+- their speed with the method, in a round's first exchange and in later ones: from a trial of six rounds, of the last
+  four of which a node's audit log has the seconds of what it computed, and `costs.jsonl` the operations;
 - bandwidths are what the links were given.
 
 From this the twin foresees each method's rounds and bytes, as `potluck twin FEDERATION --devices DEVICES` does. Then
@@ -48,7 +48,7 @@ from potluck.flower.deploy.superlink import SuperLink
 from potluck.flower.server.hosting import run_app, write_app
 from potluck.records import COSTS, ROUNDS, TIMINGS
 from potluck.twin.devices import Fleet, TwinDevice
-from potluck.twin.simulate import simulate
+from potluck.twin.simulate import Load, simulate
 
 HERE = Path(__file__).parent
 EMPTY = HERE / "nodes" / "empty.py"
@@ -72,8 +72,8 @@ while time.monotonic() < began + 3:
     pass
 print((time.process_time() - used) / 3)
 """
-TRIAL = 3
-"""Rounds by which devices' speeds are measured; the first one is left out."""
+TRIAL, FIRST = 6, 2
+"""Rounds by which devices' speeds are measured, and how many of them are left out, since nodes have more to do then."""
 SETTLED = 10.0
 """Seconds of pause after a run, for its programs to end."""
 
@@ -127,10 +127,17 @@ def lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def latencies(link: SuperLink, place: Path, trial: Path) -> list[float]:
+def loads_of(experiment: Experiment) -> list[Load]:
+    """What each round asks of each client: operations and bytes."""
+    federation = federation_of(experiment)
+    return list(islice(foresee(experiment, federation).loads(experiment, lambda _: ()), experiment.run.rounds))
+
+
+def latencies(link: SuperLink, place: Path, load: Load) -> list[float]:
     """Each client's seconds of an exchange in which nothing is computed, without those of its bytes on the link."""
-    sent = {line["client"]: line for line in lines(trial / COSTS) if (line["round"], line["exchange"]) == (TRIAL, 1)}
-    down, up = ([sent[client][f"bytes_{way}"] for client in range(len(DEVICES))] for way in ("down", "up"))
+    sent = load.exchanges[0]
+    down = [sent[client].bytes_down for client in sorted(sent)]
+    up = [sent[client].bytes_up for client in sorted(sent)]
     tree = experiment_of("fedavg", 1).tree()
     tree["method"] = {"name": str(EMPTY), "down": down, "up": up}
     notes = lines(carried_out(link, place, resolve(tree)) / ROUNDS)[0]["notes"]
@@ -139,14 +146,14 @@ def latencies(link: SuperLink, place: Path, trial: Path) -> list[float]:
     return [notes[f"client{client}"] - seconds for client, seconds in enumerate(carrying)]
 
 
-def speeds(trial: Path) -> list[dict[str, float | None]]:
-    """Each client's speeds in a run that has just ended: thousand million operations a second, as a twin has them."""
-    spent = [line for line in lines(trial / COSTS) if line["round"] > 1]
+def speeds(folder: Path, first: int) -> list[dict[str, float | None]]:
+    """Each client's speeds in the run that ended last, but for its first rounds: gigaflops, as a twin has them."""
+    spent = [line for line in lines(folder / COSTS) if line["round"] > first]
 
     def speed(client: int, later: bool) -> float | None:
-        jobs = [line for line in lines(trial.parent / DEVICES[client].name / "audit.jsonl") if line["round"]]
+        jobs = [line for line in lines(folder.parent / DEVICES[client].name / "audit.jsonl") if line["round"]]
         asked = [line for line in jobs if line["run"] == jobs[-1]["run"] and line["asked"] != "evaluation"]
-        timed = [line for line in asked if line["round"] > 1 and (line["asked"] != asked[0]["asked"]) == later]
+        timed = [line for line in asked if line["round"] > first and (line["asked"] != asked[0]["asked"]) == later]
         done = [line for line in spent if line["client"] == client and (line["exchange"] > 1) == later]
         flops = sum(line["flops"] for line in done)
         return flops * 1e-9 / sum(line["seconds"] for line in timed) if flops else None
@@ -154,15 +161,16 @@ def speeds(trial: Path) -> list[dict[str, float | None]]:
     return [{"gflops": speed(client, False), "gflops_later": speed(client, True)} for client in range(len(DEVICES))]
 
 
-def foreseen(experiment: Experiment, speeds: Sequence[Mapping[str, Any]], waits: Sequence[float]) -> dict[str, Any]:
+def foreseen(
+    experiment: Experiment, loads: Sequence[Load], speeds: Sequence[Mapping[str, Any]], waits: Sequence[float]
+) -> dict[str, Any]:
     """Each round's seconds, and the bytes of all, as the twin has them."""
     devices = [
         TwinDevice(str(client), down_mbit=of.down_mbit, up_mbit=of.up_mbit, latency_s=wait, **speed)
         for client, (speed, wait, of) in enumerate(zip(speeds, waits, DEVICES, strict=True))
     ]
-    federation, run = federation_of(experiment), experiment.run
-    loads = list(islice(foresee(experiment, federation).loads(experiment, lambda _: ()), run.rounds))
-    rounds = simulate(run.course(Fleet(devices, sorted(federation.sites))), loads, run.needed)
+    run = experiment.run
+    rounds = simulate(run.course(Fleet(devices, list(range(len(DEVICES))))), loads, run.needed)
     parts = [part for load in loads for exchange in load.exchanges for part in exchange.values()]
     return {
         "seconds": [timed.end - timed.start for timed in rounds],
@@ -188,28 +196,36 @@ def measured(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
         served = ends.enter_context(deployed(place, quotas))
         for repeat, method in product(range(options.repeats), options.methods):
             experiment, name = experiment_of(method, options.rounds), f"{method}-{repeat}"
-            trial = carried_out(served, place / f"trial-{name}", experiment_of(method, TRIAL))
-            known = speeds(trial)
-            waits = latencies(served, place / f"empty-{name}", trial)
+            loads = loads_of(experiment)
+            waits = latencies(served, place / f"empty-{name}", loads[-1])
+            known = speeds(carried_out(served, place / f"trial-{name}", experiment_of(method, TRIAL)), FIRST)
             before = granted(quotas)
-            twin = foreseen(experiment, known, waits)
-            real = found(carried_out(served, place / name, experiment))
+            twin = foreseen(experiment, loads, known, waits)
+            real = found(run := carried_out(served, place / name, experiment))
             least = [min(pair) for pair in zip(before, granted(quotas), strict=True)]
+            afterwards = speeds(run, 0)
+            told = {"speeds": afterwards, **foreseen(experiment, loads, afterwards, waits)}
             measured = {"speeds": known, "latency_s": waits, "granted": least}
-            yield {"method": method, "repeat": repeat, **measured, "foreseen": twin, "was": real}
+            yield {"method": method, "repeat": repeat, **measured, "foreseen": twin, "was": real, "told": told}
 
 
 def table(readings: Sequence[Mapping[str, Any]]) -> list[str]:
-    """For each method, what was foreseen and what was; and of their quotas what devices could have at the least."""
-    rows = ["| method | foreseen, s | took, s | off by | median | bytes foreseen | bytes | of quotas |"]
-    rows.append("|---|---|---|---|--:|--:|--:|---|")
+    """For each method, what was foreseen and what was; and of their quotas what devices could have at the least.
+
+    *With its speeds*: how far off the twin would have been, had it known the speeds that devices had in the deployment.
+    """
+    rows = [
+        "| method | foreseen, s | took, s | off by | median | with its speeds | bytes foreseen | bytes | of quotas |"
+    ]
+    rows.append("|---|---|---|---|--:|---|--:|--:|---|")
     for method in dict.fromkeys(reading["method"] for reading in readings):
         mine = [reading for reading in readings if reading["method"] == method]
-        said, took = ([sum(one[name]["seconds"]) for one in mine] for name in ("foreseen", "was"))
-        off = [one / other - 1 for one, other in zip(said, took, strict=True)]
+        said, took, told = ([sum(one[name]["seconds"]) for one in mine] for name in ("foreseen", "was", "told"))
+        off, still = ([one / other - 1 for one, other in zip(of, took, strict=True)] for of in (said, told))
         sizes = [sorted({one[name]["bytes"] for one in mine}) for name in ("foreseen", "was")]
         cells = [method, *(", ".join(f"{seconds:.1f}" for seconds in each) for each in (said, took))]
         cells += [", ".join(f"{one:+.1%}" for one in off), f"{median(off):+.1%}"]
+        cells.append(", ".join(f"{one:+.1%}" for one in still))
         cells += [", ".join(f"{size:,}" for size in each) for each in sizes]
         cells.append(", ".join(f"{min(one['granted']):.0%}" for one in mine))
         rows.append(f"| {' | '.join(cells)} |")
