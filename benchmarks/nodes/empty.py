@@ -26,9 +26,13 @@ class State:
 
 @dataclass(frozen=True)
 class Empty(Method[State]):
-    """`times` is how often each client is asked, after a first time; `down` and `up` how many bytes go each way."""
+    """`times` is how often each client is asked, after a first time; `down` and `up` how many bytes go each way.
+
+    `pause` is how many seconds pass between an answer and the next time that the client is asked.
+    """
 
     times: int = 5
+    pause: float = 0.0
     down: tuple[int, ...] = ()
     up: tuple[int, ...] = ()
 
@@ -43,6 +47,7 @@ class Empty(Method[State]):
         for client in cohort.ids:
             taken: list[float] = []
             for _ in range(1 + self.times):
+                time.sleep(self.pause)
                 message = Message(content=_new(self.down[client]), size=self.up[client])
                 began = time.perf_counter()
                 replies = cohort.ask(self.nothing, {client: message})

@@ -22,10 +22,12 @@ from typing import Any
 from flwr.clientapp import ClientApp
 from flwr.supercore.constant import TASK_TYPE_TO_COMMAND, TaskType
 
-from potluck.flower import FIRST_WAIT
+from potluck.flower import ASKING_AGAIN
 from potluck.flower.deploy.private import ToSocket, replace
 from potluck.flower.deploy.processes import environment
+from potluck.flower.node.bell import Bell
 from potluck.flower.node.copied import Copied
+from potluck.flower.node.supernode import SIGNS
 
 _APP, _TASKS = TASK_TYPE_TO_COMMAND[TaskType.CLIENT_APP], "flower-superexec"
 _CLIENT = "RuntimeHttpClient"
@@ -59,6 +61,7 @@ def take_tasks() -> None:
     from flwr.supercore.superexec.executor import subprocess_executor
 
     replace(run_superexec, _CLIENT, ToSocket)
+    replace(run_superexec, "time", Bell(Path(os.environ.get(SIGNS, ""))))
     replace(subprocess_executor, "subprocess", copied)
     flower_superexec()
 
@@ -78,7 +81,7 @@ def answer() -> None:
         """Load nothing but Potluck's own."""
         return lambda *args, **options: client_app
 
-    parts = partial(pull_and_inflate_object_from_tree, initial_backoff=FIRST_WAIT)
+    parts = partial(pull_and_inflate_object_from_tree, **ASKING_AGAIN)
     for name, replacement in zip(_REPLACED, (none, ours, ToSocket, parts), strict=True):
         replace(run_clientapp, name, replacement)
     flwr_clientapp()

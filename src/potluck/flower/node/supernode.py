@@ -11,13 +11,13 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import httpx
 
-from potluck.flower import FIRST_WAIT
+from potluck.flower import ASKING_AGAIN
+from potluck.flower.node.bell import Bell
 
 SIGNS = "POTLUCK_SIGNS"
 """The environment variable with the folder for `Signs`."""
@@ -104,7 +104,7 @@ def main() -> None:
     from potluck.flower.deploy.private import AtSocket, replace
     from potluck.flower.deploy.tls import show_certificate
 
-    signs = Signs(Path(os.environ[SIGNS]))
+    signs, bell = Signs(Path(os.environ[SIGNS])), Bell(Path(os.environ[SIGNS]))
 
     class Client(FleetHttpClient):
         """Flower's client of the server, whose replies are noted, with the node's certificate."""
@@ -116,10 +116,15 @@ def main() -> None:
                 show_certificate(verify, Path(os.environ[CARRIED]))
             super().__init__(base_url, interceptors=[*interceptors, _Noting(signs)], verify=verify, **options)
 
+    def pulled(*args: Any, **options: Any) -> dict[str, bytes]:
+        """Flower's `pull_objects`, which is called as soon as there is a task."""
+        bell.ring()
+        return pull_objects(*args, **options, **ASKING_AGAIN)
+
     replace(fleet_http_connection, "FleetHttpClient", Client)
     replace(uvicorn, "Config", AtSocket)
     replace(start_client_internal, "time", Patience())
-    replace(start_client_internal, "pull_objects", partial(pull_objects, initial_backoff=FIRST_WAIT))
+    replace(start_client_internal, "pull_objects", pulled)
     sys.argv[0] = "flower-supernode"  # Flower tells its programs apart by this
     try:
         flower_supernode()

@@ -25,7 +25,7 @@ from flwr.superlink.grid import http_grid
 
 from potluck.core.ground.errors import WireError
 from potluck.core.ground.text import one_line
-from potluck.flower import FIRST_WAIT, LARGEST_REPLY
+from potluck.flower import ASKING_AGAIN, LARGEST_REPLY
 from potluck.flower.wire.envelope import LONGEST_ENVELOPE_HEADER, MOST_BESIDE_PARTS, PART
 
 CALLS_PER_SECOND = 32.0
@@ -75,7 +75,7 @@ def _fetched(object_ids: Sequence[str], pull_object_fn: Callable[[str], bytes], 
     if len(names) > most // PART + MOST_BESIDE_PARTS:
         _LIMIT.excess = f"{len(names)} parts of up to {PART} bytes; expected at most {most} bytes"
         return {}
-    found = _fetched_by_flower(names, pull, initial_backoff=FIRST_WAIT, **options)
+    found = _fetched_by_flower(names, pull, **ASKING_AGAIN, **options)
     if over.is_set():
         _LIMIT.excess = f"more than {most} bytes long; expected at most {_LIMIT.longest}"
         return {}
