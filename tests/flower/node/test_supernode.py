@@ -55,6 +55,12 @@ def test_after_a_message_it_is_as_soon_again(clock):
     assert slept(clock, patience, 3, 2) == [0.2, 0.2]
 
 
+def test_an_answer_is_looked_for_more_often_than_a_message(clock):
+    found = slept(clock, Patience(), 0.5, 60)
+    assert found[:16] == [0.05] * 16
+    assert found == sorted(found)
+
+
 def test_flowers_program_uses_nothing_else_of_the_module_time():
     tree = ast.parse(inspect.getsource(start_client_internal))
     uses = [one for one in ast.walk(tree) if isinstance(one, ast.Attribute) and getattr(one.value, "id", "") == "time"]

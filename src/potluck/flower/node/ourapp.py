@@ -88,8 +88,13 @@ def answer() -> None:
 
 
 def _imports() -> None:
-    """Import what `answer` needs."""
-    for name in ("flwr.supernode.cli", "flwr.supernode.runtime.run_clientapp", "potluck.flower.node.clientapp"):
+    """Import what `answer` needs, also what httpx imports when it is first used."""
+    for name in (
+        "flwr.supernode.cli",
+        "flwr.supernode.runtime.run_clientapp",
+        "potluck.flower.node.clientapp",
+        "httpcore",
+    ):
         import_module(name)
 
 

@@ -25,7 +25,7 @@ SIGNS = "POTLUCK_SIGNS"
 CARRIED = "POTLUCK_CARRIED"
 """The environment variable with the folder of the node's keys; absent without keys."""
 
-_SOONEST = 0.2  # seconds after which the program looks again
+_ASKS, _LOOKS = 0.2, 0.05  # seconds after which the program asks the server again, and looks for an answer here
 _ALIVE = ("/v1/fleet/activate-node", "/v1/fleet/send-node-heartbeat")
 
 
@@ -64,10 +64,10 @@ class Patience:
 
     def sleep(self, seconds: float) -> None:
         """Wait, where Flower would for so many seconds; another number than before is for something else."""
-        now = time.monotonic()
+        now, soonest = time.monotonic(), _ASKS if seconds > 1 else _LOOKS
         if seconds != self._for:
             self._for, self._began = seconds, now
-        time.sleep(min(seconds, max(_SOONEST, (now - self._began) / 16)))
+        time.sleep(min(seconds, max(soonest, (now - self._began) / 16)))
 
 
 def _touched(path: Path) -> int:
