@@ -6,8 +6,9 @@ Each node, with all of its programs, has a share of a core by Linux's quota for 
 bandwidth and a latency (`benchmarks/nodes/throttled.py`); the server has neither. What is measured of devices before
 each deployment, since a machine may not be as fast an hour later:
 
-- `latency_s`: what an exchange takes a node in which nothing is computed (`benchmarks/nodes/empty.py`), the node alone
-  at work, with as many bytes as in the method's rounds, and without the time that these take on the link;
+- `latency_s`: what an exchange takes a node in which nothing is computed (`benchmarks/nodes/empty.py`): the node alone
+  at work, with as many bytes as in the method's rounds, without the time that these take on the link, and as much more
+  as all nodes together take longer than the slowest;
 - their speed with the method, in a round's first exchange and in later ones: from a trial of six rounds, of the last
   four of which a node's audit log has the seconds of what it computed, and `costs.jsonl` the operations;
 - bandwidths are what the links were given.

@@ -1,12 +1,13 @@
 """Empty: exchanges in which nothing is computed, for measuring what a node takes for one.
 
-Each client is asked alone, several times in a row, soon after its last answer, as in a run's rounds. How soon is drawn:
-node and server look for each other's messages at times of their own, and exchanges that follow one another at the same
-intervals would all wait as long for these. The first time is left out.
+Each client is asked alone, several times in a row, and then all are asked together, soon after their last answers, as
+in a run's rounds. How soon is drawn: node and server look for each other's messages at times of their own, and
+exchanges that follow one another at the same intervals would all wait as long for these. The first time is left out.
 """
 
 import random
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
@@ -45,19 +46,24 @@ class Empty(Method[State]):
         return State()
 
     def round(self, state: State, cohort: Cohort, server: Server) -> State:
-        """Each client's seconds are the mean of its exchanges'."""
+        """Each client's seconds are those alone, and as many more as all together take longer than the slowest."""
         draw = random.Random(0)
-        for client in cohort.ids:
-            taken: list[float] = []
-            for _ in range(1 + self.times):
-                time.sleep(draw.uniform(0, self.pause))
-                message = Message(content=_new(self.down[client]), size=self.up[client])
-                began = time.perf_counter()
-                replies = cohort.ask(self.nothing, {client: message})
-                assert len(replies) == 1
-                taken.append(time.perf_counter() - began)
-            server.note(**{f"client{client}": fmean(taken[1:])})
+        alone = [self._seconds(cohort, [client], draw) for client in cohort.ids]
+        more = max(0.0, self._seconds(cohort, cohort.ids, draw) - max(alone))
+        server.note(more=more, **{f"client{client}": one + more for client, one in zip(cohort.ids, alone, strict=True)})
         return state
+
+    def _seconds(self, cohort: Cohort, clients: Sequence[ClientId], draw: random.Random) -> float:
+        """What an exchange with these clients takes in the mean."""
+        taken: list[float] = []
+        for _ in range(1 + self.times):
+            time.sleep(draw.uniform(0, self.pause))
+            messages = {one: Message(content=_new(self.down[one]), size=self.up[one]) for one in clients}
+            began = time.perf_counter()
+            replies = cohort.ask(self.nothing, messages)
+            assert len(replies) == len(clients)
+            taken.append(time.perf_counter() - began)
+        return fmean(taken[1:])
 
     @on_client
     def nothing(self, client: Client, message: Message) -> Message:
