@@ -32,7 +32,7 @@ def test_who_waits_goes_on_as_soon_as_it_rings(ends):
 
 
 def test_a_bell_that_nobody_heard_rings_later_and_once(ends, monkeypatch):
-    monkeypatch.setattr(bell, "LONGEST", 0.3)
+    monkeypatch.setattr(bell, "_ANYWAY", 0.3)
     here, there = ends
     for _ in range(100_000):  # more than a pipe has room for
         there.ring()

@@ -6,8 +6,7 @@ from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 
-LONGEST = 3.0
-"""Seconds after which who waits looks anyway."""
+_ANYWAY = 3.0  # seconds after which who waits looks all the same
 
 
 class Bell:
@@ -36,6 +35,6 @@ class Bell:
 
     def sleep(self, seconds: float) -> None:
         """Wait until it rings, where Flower would for so many seconds."""
-        select.select([self._pipe], [], [], LONGEST)
+        select.select([self._pipe], [], [], _ANYWAY)
         with suppress(BlockingIOError):
             os.read(self._pipe, select.PIPE_BUF)
