@@ -50,7 +50,7 @@ class Empty(Method[State]):
         draw = random.Random(0)
         alone = [self._seconds(cohort, [client], draw) for client in cohort.ids]
         more = max(0.0, self._seconds(cohort, cohort.ids, draw) - max(alone))
-        server.note(more=more, **{f"client{client}": one + more for client, one in zip(cohort.ids, alone, strict=True)})
+        server.note(**{f"client{client}": one + more for client, one in zip(cohort.ids, alone, strict=True)})
         return state
 
     def _seconds(self, cohort: Cohort, clients: Sequence[ClientId], draw: random.Random) -> float:

@@ -43,6 +43,7 @@ class ToSocket(RuntimeHttpClient):
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         given = self._client
-        there = httpx.HTTPTransport(uds=os.environ[RUNTIME], verify=False)  # reading certificates takes a tenth second
+        # Who is at a socket the system says, and no certificate: to read them takes a tenth of a second.
+        there = httpx.HTTPTransport(uds=os.environ[RUNTIME], verify=False)
         self._client = httpx.Client(transport=there, timeout=given.timeout, follow_redirects=False)
         given.close()
