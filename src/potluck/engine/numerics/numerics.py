@@ -29,7 +29,7 @@ class Numerics(Checked):
         device: "cpu"; an accelerator by torch's name, such as "cuda", "cuda:1", "mps" or "xpu"; or "auto" for the
             machine's accelerator, if any. Draws always come from CPU generators, except those inside a network, such as
             Dropout's.
-        kernels: "portable" for those that do not depend on what an x86 processor can do, and take two to three times as
+        kernels: "portable" for those that do not depend on what an x86 processor can do, and take two to five times as
             long; the command line starts itself anew for them. Default: what torch and its libraries choose
             for each processor.
     """
