@@ -5,10 +5,14 @@ channels, each from `inputs` channels at `kernel` x `kernel` places, has 2 side^
 activations, biases and pooling are not counted.
 """
 
+import gc
+import weakref
+
 import pytest
+import torch
 
 from potluck.core.ground.rng import Key, isolated
-from potluck.engine.numerics.costs import forward_flops
+from potluck.engine.numerics.costs import CostMeter, forward_flops
 from potluck.models import get_model
 
 
@@ -94,3 +98,20 @@ def test_operations_are_those_counted_by_hand(name, by_hand, shape, options):
     with isolated(Key(("flops",))):
         net = get_model(name)(10, shape, **options)
     assert forward_flops(net, shape) == by_hand() + 1
+
+
+def test_a_count_may_end_while_garbage_is_collected(monkeypatch):
+    """Python collects when it likes; a count that failed then has made a client fail, or be trained alone."""
+    detach = weakref.finalize.detach
+    monkeypatch.setattr(weakref.finalize, "detach", lambda watch: (gc.collect(), detach(watch)))
+    gc.disable()
+    try:
+        with CostMeter() as counting:
+            held = torch.ones(4)
+            for _ in range(3):
+                ring = [torch.ones(2)]
+                ring.append(ring)
+            del ring
+        assert counting.cost.memory == held.nbytes + 3 * 8
+    finally:
+        gc.enable()

@@ -71,8 +71,8 @@ class CostMeter(TorchDispatchMode):
     def __exit__(self, *raised: Any) -> None:
         """End counting; tensors that outlive the block are none of its business."""
         super().__exit__(*raised)
-        for watch in self._known.values():
-            watch.detach()
+        while self._known:  # garbage that is collected meanwhile leaves it, too
+            self._known.popitem()[1].detach()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Carry out one operation, and count it."""
