@@ -4,9 +4,9 @@
 
 Seven programs `potluck join`, each with a list of its peers, sum two rounds of each method with one `potluck serve`. In
 the second round the workers of two nodes are killed: one node's when it has sent its boxes, so that it adds nothing,
-and one's when it has sent its numbers, so that the others have to take its part off the sums. Then the run is repeated
-in one process, where the same clients fail, and the same rounded numbers are added up. Both checkpoints must have the
-same digest. Beside it: seconds of a round, and of a run over the same nodes without secure sums.
+and one's when it has sent its numbers, which count, so that the others have to take its mask off the sums. Then the run
+is repeated in one process, where the same clients fail, and the same rounded numbers are added up. Both checkpoints
+must have the same digest. Beside it: seconds of a round, and of a run over the same nodes without secure sums.
 
 The page is `benchmarks/results/secure_nodes.md`. Needs the extra `flower`, and Linux.
 """
