@@ -61,7 +61,25 @@ def locked(path: Path, patience: float, otherwise: str) -> Generator[None]:
             _held.discard(file)
 
 
-def _locked(file: IO[str]) -> bool:
+@contextmanager
+def shortly_locked(file: int, patience: float) -> Generator[None]:
+    """Hold the lock of an open file for a moment, or go on without it if another process does not let it go.
+
+    Args:
+        file: its descriptor.
+        patience: seconds to wait.
+    """
+    deadline = time.monotonic() + patience
+    while not _locked(file) and time.monotonic() < deadline:
+        time.sleep(0.001)
+    try:
+        yield
+    finally:
+        if fcntl is not None:  # closing the file does not, if a worker was forked meanwhile
+            fcntl.flock(file, fcntl.LOCK_UN)
+
+
+def _locked(file: IO[str] | int) -> bool:
     """Whether this process has now locked the file."""
     if fcntl is None:
         return True

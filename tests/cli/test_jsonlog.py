@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from potluck.cli import main
 from potluck.cli.jsonlog import JsonLog
 from potluck.core.ground.errors import ConfigError, PotluckWarning
+from potluck.locks import shortly_locked
 
 
 def entries(path):
@@ -146,6 +147,28 @@ def test_lines_of_several_threads_and_processes_are_whole(tmp_path):
     for thread in threads:
         thread.join()
     assert len(entries(tmp_path / "log")) == 200
+
+
+def test_a_line_that_another_one_is_writing_is_not_taken_for_a_torn_one(tmp_path):
+    """Of a line that is longer than a page of memory, the system shows the first pages before the last one."""
+    log = JsonLog(tmp_path / "log", "server")
+    begun, ended = b'{"text": "a line', b' in two parts"}\n'
+    with open(tmp_path / "log", "ab", buffering=0) as other, shortly_locked(other.fileno(), 1):
+        other.write(begun)
+        thread = threading.Thread(target=log.note, args=("after it", "work"))
+        thread.start()
+        thread.join(0.1)
+        other.write(ended)
+    thread.join()
+    assert [entry["text"] for entry in entries(tmp_path / "log")] == ["a line in two parts", "after it"]
+
+
+def test_who_keeps_the_lock_of_the_file_stops_no_line(tmp_path, monkeypatch):
+    monkeypatch.setattr("potluck.cli.jsonlog._PATIENCE", 0.02)
+    log = JsonLog(tmp_path / "log", "server")
+    with open(tmp_path / "log") as collector, shortly_locked(collector.fileno(), 1):
+        log.note("nevertheless", "work")
+        assert [entry["text"] for entry in entries(tmp_path / "log")] == ["nevertheless"]
 
 
 def test_a_new_file_is_its_owners_and_one_that_was_made_for_a_collector_stays_so(tmp_path):

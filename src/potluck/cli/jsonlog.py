@@ -17,9 +17,13 @@ import typer
 from potluck.cli.ending import of_the_machine
 from potluck.core.ground.errors import ConfigError, PotluckError, PotluckWarning, StartAnew, explained
 from potluck.core.ground.text import one_line
+from potluck.locks import shortly_locked
 
 _LONGEST_TEXT = 2000
 """The most characters of a line's text."""
+
+_PATIENCE = 1.0
+"""Seconds to wait for another process that holds the file's lock; a collector that keeps it stops nobody."""
 
 _KEYS = "KEYS"
 """What stands in texts for the path of the folder of keys."""
@@ -129,11 +133,12 @@ def _append(path: Path, line: bytes) -> None:
     """
     file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
     try:
-        length = os.fstat(file).st_size
-        is_torn = bool(line) and length > 0 and os.pread(file, 1, length - 1) != b"\n"
-        whole = b"\n" + line if is_torn else line
-        if os.write(file, whole) < len(whole):
-            raise OSError(None, "only a part of a line could be written")
+        with shortly_locked(file, _PATIENCE):  # a line that another process is writing looks torn
+            length = os.fstat(file).st_size
+            is_torn = bool(line) and length > 0 and os.pread(file, 1, length - 1) != b"\n"
+            whole = b"\n" + line if is_torn else line
+            if os.write(file, whole) < len(whole):
+                raise OSError(None, "only a part of a line could be written")
     finally:
         os.close(file)
 
