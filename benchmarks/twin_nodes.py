@@ -10,7 +10,8 @@ each deployment, since a machine may not be as fast an hour later:
   at work, with as many bytes as in the method's rounds, without the time that these take on the link, and as much more
   as all nodes together take longer than the slowest;
 - their speed with the method, in a round's first exchange and in later ones: from a trial of six rounds, of the last
-  four of which a node's audit log has the seconds of what it computed, and `costs.jsonl` the operations;
+  four of which a node's audit log has the seconds of what it computed, and `costs.jsonl` the operations; beside it
+  from the very last one alone;
 - bandwidths are what the links were given.
 
 From this the twin foresees each method's rounds and bytes, as `potluck twin FEDERATION --devices DEVICES` does. Then
@@ -147,14 +148,14 @@ def latencies(link: SuperLink, place: Path, load: Load) -> list[float]:
     return [notes[f"client{client}"] - seconds for client, seconds in enumerate(carrying)]
 
 
-def speeds(folder: Path, first: int) -> list[dict[str, float | None]]:
-    """Each client's speeds in the run that ended last, but for its first rounds: gigaflops, as a twin has them."""
-    spent = [line for line in lines(folder / COSTS) if line["round"] > first]
+def speeds(folder: Path, rounds: range) -> list[dict[str, float | None]]:
+    """Each client's speeds in some rounds of the run that ended last: gigaflops, as a twin has them."""
+    spent = [line for line in lines(folder / COSTS) if line["round"] in rounds]
 
     def speed(client: int, later: bool) -> float | None:
         jobs = [line for line in lines(folder.parent / DEVICES[client].name / "audit.jsonl") if line["round"]]
         asked = [line for line in jobs if line["run"] == jobs[-1]["run"] and line["asked"] != "evaluation"]
-        timed = [line for line in asked if line["round"] > first and (line["asked"] != asked[0]["asked"]) == later]
+        timed = [line for line in asked if line["round"] in rounds and (line["asked"] != asked[0]["asked"]) == later]
         done = [line for line in spent if line["client"] == client and (line["exchange"] > 1) == later]
         flops = sum(line["flops"] for line in done)
         return flops * 1e-9 / sum(line["seconds"] for line in timed) if flops else None
@@ -199,33 +200,36 @@ def measured(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
             experiment, name = experiment_of(method, options.rounds), f"{method}-{repeat}"
             loads = loads_of(experiment)
             waits = latencies(served, place / f"empty-{name}", loads[-1])
-            known = speeds(carried_out(served, place / f"trial-{name}", experiment_of(method, TRIAL)), FIRST)
+            trial = carried_out(served, place / f"trial-{name}", experiment_of(method, TRIAL))
+            known, once = speeds(trial, range(FIRST + 1, TRIAL + 1)), speeds(trial, range(TRIAL, TRIAL + 1))
             before = granted(quotas)
             twin = foreseen(experiment, loads, known, waits)
             real = found(run := carried_out(served, place / name, experiment))
             least = [min(pair) for pair in zip(before, granted(quotas), strict=True)]
-            afterwards = speeds(run, 0)
-            told = {"speeds": afterwards, **foreseen(experiment, loads, afterwards, waits)}
+            others = {"once": once, "told": speeds(run, range(1, options.rounds + 1))}
+            also = {name: {"speeds": each, **foreseen(experiment, loads, each, waits)} for name, each in others.items()}
             measured = {"speeds": known, "latency_s": waits, "granted": least}
-            yield {"method": method, "repeat": repeat, **measured, "foreseen": twin, "was": real, "told": told}
+            yield {"method": method, "repeat": repeat, **measured, "foreseen": twin, "was": real, **also}
 
 
 def table(readings: Sequence[Mapping[str, Any]]) -> list[str]:
     """For each method, what was foreseen and what was; and of their quotas what devices could have at the least.
 
-    *With its speeds*: how far off the twin would have been, had it known the speeds that devices had in the deployment.
+    *From one*: how far off the twin would have been, had the trial's last round alone been timed, in which each device
+    computes once with its network. *With its speeds*: had it known the speeds that devices had in the deployment.
     """
-    rows = [
-        "| method | foreseen, s | took, s | off by | median | with its speeds | bytes foreseen | bytes | of quotas |"
-    ]
-    rows.append("|---|---|---|---|--:|---|--:|--:|---|")
+    names = "method", "foreseen, s", "took, s", "off by", "median", "from one", "median", "with its speeds"
+    rows = [f"| {' | '.join((*names, 'bytes foreseen', 'bytes', 'of quotas'))} |"]
+    rows.append("|---|---|---|---|--:|---|--:|---|--:|--:|---|")
     for method in dict.fromkeys(reading["method"] for reading in readings):
         mine = [reading for reading in readings if reading["method"] == method]
-        said, took, told = ([sum(one[name]["seconds"]) for one in mine] for name in ("foreseen", "was", "told"))
-        off, still = ([one / other - 1 for one, other in zip(of, took, strict=True)] for of in (said, told))
+        runs = "foreseen", "was", "once", "told"
+        said, took, once, told = ([sum(one[name]["seconds"]) for one in mine] for name in runs)
+        off, by_one, still = ([one / real - 1 for one, real in zip(of, took, strict=True)] for of in (said, once, told))
         sizes = [sorted({one[name]["bytes"] for one in mine}) for name in ("foreseen", "was")]
         cells = [method, *(", ".join(f"{seconds:.1f}" for seconds in each) for each in (said, took))]
-        cells += [", ".join(f"{one:+.1%}" for one in off), f"{median(off):+.1%}"]
+        for each in (off, by_one):
+            cells += [", ".join(f"{one:+.1%}" for one in each), f"{median(each):+.1%}"]
         cells.append(", ".join(f"{one:+.1%}" for one in still))
         cells += [", ".join(f"{size:,}" for size in each) for each in sizes]
         cells.append(", ".join(f"{min(one['granted']):.0%}" for one in mine))
