@@ -86,16 +86,18 @@ class Site:
             program.wait(60)
 
     def leave_after(self, answer: str) -> bool:
-        """Kill the worker if it has given this answer in the second round; whether it has."""
+        """Kill the worker if it has given this answer in the second round; whether one was killed."""
         log = self._state / "audit.jsonl"
         lines = [json.loads(line) for line in log.read_text().splitlines(keepends=True) if line.endswith("\n")]
         if not any(one["round"] == 2 and one["asked"] == f"secure sums: {answer}" for one in lines):
             return False
+        killed = False
         for process in Path("/proc").glob("[0-9]*"):
             words = _read(process / "cmdline").split("\0")
             if "potluck.flower.node.resident" in words and str(self._state.resolve()) in words[-2]:
                 os.kill(int(process.name), signal.SIGKILL)
-        return True
+                killed = True
+        return killed
 
 
 def _read(path: Path) -> str:
@@ -121,6 +123,7 @@ def served(place: Path, sites: Sequence[Site], address: str, name: str, secure: 
                     del waiting[site.name]
             time.sleep(0.05)
     assert server.returncode == 0, (place / "server.log").read_text()[-2000:]
+    assert not waiting, f"{', '.join(waiting)}: no worker was killed"
     return run
 
 

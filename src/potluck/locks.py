@@ -3,7 +3,7 @@
 import os
 import time
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
@@ -63,20 +63,24 @@ def locked(path: Path, patience: float, otherwise: str) -> Generator[None]:
 
 @contextmanager
 def shortly_locked(file: int, patience: float) -> Generator[None]:
-    """Hold the lock of an open file for a moment, or go on without it if another process does not let it go.
+    """Hold the lock of an open file for a moment, or go on without it.
+
+    So it is if another process does not let it go, or where the file lies there are no locks.
 
     Args:
         file: its descriptor.
         patience: seconds to wait.
     """
     deadline = time.monotonic() + patience
-    while not _locked(file) and time.monotonic() < deadline:
-        time.sleep(0.001)
+    with suppress(OSError):
+        while not _locked(file) and time.monotonic() < deadline:
+            time.sleep(0.001)
     try:
         yield
     finally:
         if fcntl is not None:  # closing the file does not, if a worker was forked meanwhile
-            fcntl.flock(file, fcntl.LOCK_UN)
+            with suppress(OSError):
+                fcntl.flock(file, fcntl.LOCK_UN)
 
 
 def _locked(file: IO[str] | int) -> bool:

@@ -171,6 +171,15 @@ def test_who_keeps_the_lock_of_the_file_stops_no_line(tmp_path, monkeypatch):
         assert [entry["text"] for entry in entries(tmp_path / "log")] == ["nevertheless"]
 
 
+def test_where_files_have_no_locks_lines_are_written(tmp_path, monkeypatch):
+    def refuse(file, kind):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr("potluck.locks.fcntl.flock", refuse)
+    JsonLog(tmp_path / "log", "server").note("without", "work")
+    assert [entry["text"] for entry in entries(tmp_path / "log")] == ["without"]
+
+
 def test_a_new_file_is_its_owners_and_one_that_was_made_for_a_collector_stays_so(tmp_path):
     JsonLog(tmp_path / "new", "node").note("a", "work")
     assert stat.S_IMODE((tmp_path / "new").stat().st_mode) == 0o600
