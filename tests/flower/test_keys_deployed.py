@@ -48,7 +48,7 @@ def test_keys_certificates_and_the_authority_change_while_all_run(deployment, da
     a_revoked_node_is_told_and_comes_back_with_another_key(deployment)
     deployment.keys("--revoke", "ward-2")
     deployment.keys()
-    assert deployment.running["server"].poll() is None
+    the_run_waits_for_a_node(deployment)
     heard = deployment.heard
     assert [line for line in shown("# Keys for years", ROLES) if numbers_apart(line) not in heard] == []
     the_logs_have_each_line_of_the_terminals(deployment)
@@ -128,6 +128,14 @@ def a_revoked_node_is_told_and_comes_back_with_another_key(deployment):
     deployment.hears("ward-2", "^connected", before)
     assert node.poll() is None
     replied(deployment)
+
+
+def the_run_waits_for_a_node(deployment):
+    """Rounds that wait, or are undone before, are the lines about the run that a log of any speed has."""
+    since = len(deployment.lines("server"))
+    assert deployment.end("ward-1") in (0, 130)
+    deployment.hears("server", r"^round \d+ waits: 0 of 2 clients are there", since)
+    assert deployment.running["server"].poll() is None
 
 
 def the_logs_have_each_line_of_the_terminals(deployment):
