@@ -1,4 +1,4 @@
-"""A server whose nodes are all gone for a while, and one of whose nodes never comes: with Flower's own programs."""
+"""A server whose nodes are all gone for a while, leave while they reply, or never come: with Flower's own programs."""
 
 import json
 import subprocess
@@ -13,12 +13,32 @@ from potluck.flower.deploy.keys import add_node, certify
 from potluck.flower.deploy.processes import free_port
 from potluck.records import ROUNDS
 
+from .deployed import rounds_of
+
 pytestmark = pytest.mark.slow
 SETTINGS = (
     *("federation.clients=3", "federation.train_fraction=0.1", "federation.models=['cnn2']"),
     *("run.rounds=3", "run.evaluate_every=3", "run.common_test=false"),
     *("run.rounds_close.quorum=2", "run.rounds_close.deadline_s=20"),
 )
+BREAKS_OFF = """
+import sys, time
+from pathlib import Path
+
+if "potluck.flower.node.supernode" in sys.orig_argv:
+    from flwr.supernode import start_client_internal as flower
+
+    sends = flower.push_object_contents_from_iterable
+
+    def send(contents, **options):
+        if Path("breaks-off").exists():
+            Path("broke-off").touch()
+            time.sleep(3600)
+        sends(contents, **options)
+
+    flower.push_object_contents_from_iterable = send
+"""
+"""In the program that sends a node's replies: from when there is a certain file it announces them and sends no part."""
 
 
 def potluck(*words, **streams):
@@ -94,3 +114,29 @@ def test_a_server_waits_for_its_nodes_and_goes_on_when_they_are_back(tmp_path):
     assert not any("lost" in record for record in records)
     number = waits.split(" waits: ")[0]  # any round: on a busy machine the nodes may leave in the first
     assert f"{number} goes on" in said.lines[said.lines.index(waits) :]
+
+
+def test_a_node_that_leaves_in_the_middle_of_its_reply_costs_that_reply_and_no_time(deployment, monkeypatch):
+    """Flower itself waits three minutes for the parts of a reply that was announced."""
+    nodes = ("ward-1", "ward-2")
+    deployment.keys("--node", nodes[0], "--node", nodes[1])
+    for name in nodes:
+        deployment.carry(name)
+    deployment.serve("run")
+    deployment.hears("server", "nodes join by")
+    deployment.join("ward-1")
+    (deployment.place / "sitecustomize.py").write_text(BREAKS_OFF.replace('Path("', f'Path("{deployment.place}/'))
+    with monkeypatch.context() as then:
+        then.setenv("PYTHONPATH", str(deployment.place), prepend=":")
+        deployment.join("ward-2")
+    deployment.hears("server", "^round 2/1000 ")
+    (deployment.place / "breaks-off").touch()
+    deadline = time.monotonic() + 60
+    while not (deployment.place / "broke-off").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    deployment.keys("--revoke", "ward-2")
+    since = deployment.hears("server", "^node ward-2 is revoked")
+    deployment.hears("server", r"^round \d+/1000 ", since, within=90)
+    (first, *_) = [record for record in rounds_of(deployment.place / "run") if record["replied"] != [0, 1]]
+    assert (first["replied"], first["failed"]) == ([0], {"1": "its node left before all of its reply had come"})

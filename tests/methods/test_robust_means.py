@@ -17,7 +17,7 @@ from potluck.testing.worlds import World, quick, toy_federation
 
 LIAR = 2
 HANDLERS = {"fedmd": "score_public", "fccl": "score_public"}  # "local_update" elsewhere
-STORED = {"fedin": "features", "velo": "features"}  # what clients send and nobody takes a mean of
+STORED = {"fedin": "features", "velo": "features"}  # what clients send beside means, and nobody takes a mean of
 SETTINGS = {  # else not all five count, and 'trimmed' drops none of four
     "slimfl": ("decoded=[1.0,1.0]",),
     "fd": ('averaged="all"', 'exchanged="logits"'),  # probabilities are bounded
@@ -25,7 +25,7 @@ SETTINGS = {  # else not all five count, and 'trimmed' drops none of four
     "fedopt": ('optimizer="momentum"', "server_lr=1.0"),  # Adam's steps are as large for a lie as for the truth
     "hypemefed": ("generate=false",),  # hypernetworks learn from every client's matrices
 }
-AVERAGING = [name for name in list_methods() if not get_method(name).unguarded]
+AVERAGING = [name for name in list_methods() if name in STORED or not get_method(name).unguarded]
 
 
 def swollen(node):
@@ -99,6 +99,10 @@ def test_one_liar_ruins_a_mean_and_no_robust_one(name, monkeypatch):
     assert largest_sent(name, "mean", monkeypatch) > 1e3
     for rule in get_args(MeanRule)[1:]:
         assert largest_sent(name, rule, monkeypatch) < 100
+
+
+def test_a_method_that_passes_on_what_no_mean_is_taken_of_says_so():
+    assert all(get_method(name).unguarded for name in STORED)
 
 
 def test_a_method_has_a_rule_of_means_unless_it_takes_none():

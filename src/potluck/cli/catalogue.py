@@ -125,6 +125,8 @@ def print_details(name: str, *, digest: bool) -> None:
 
 def _print_method(console: Console, cls: type[Method[Any]]) -> None:
     _print_class(console, cls, "method")
+    if cls.unguarded:
+        console.print(f"no robust rule keeps liars out: {cls.unguarded}", markup=False, soft_wrap=True)
     for need in sorted(needs_of(cls()), key=str):
         console.print(f"needs {need}: if not, {need.advice}", markup=False, soft_wrap=True)
     console.print(f"file {inspect.getfile(cls)}", markup=False, soft_wrap=True)

@@ -137,6 +137,7 @@ class FedIN(fl.privacy.ReleasesFeatures[State]):
     """
 
     aligns_classes = True
+    unguarded = "pairs of features go from client to client, and no mean is taken of them"
     summed_entries = ("weights", "buffers")
 
     variants = {

@@ -102,6 +102,7 @@ class Velo(fl.SharesWeights[State]):
 
     family = "classes"
     aligns_classes = True
+    unguarded = "the server's VAE learns from every client's features, and no mean is taken of them"
 
     variants = {
         "replay": {"use": "replay"},

@@ -7,6 +7,8 @@ from dataclasses import replace
 
 import pytest
 from flwr.app import Error, Message
+from flwr.supercore.inflatable.inflatable_utils import ObjectUnavailableError
+from flwr.superlink.grid import http_grid
 
 from potluck.core.ground.errors import WireError
 from potluck.core.ground.rng import fold_in
@@ -188,6 +190,46 @@ def test_a_node_that_was_started_anew_has_forgotten_its_job(monkeypatch):
     (failure,), _ = play({"a": echo}, [call(0)], timeout=30, before=restart)
     assert "was restarted" in failure.reason
     assert failure.kind == "absence"
+
+
+def breaks_off(grid, monkeypatch):
+    """Node a announces its reply, and leaves before any part of it has come."""
+    monkeypatch.setattr("potluck.flower.server.grid._WATCH_EVERY", 0.05)
+    monkeypatch.setattr("potluck.flower.server.grid._STALLED", 0.2)
+    pull, ended = grid.pull_messages, threading.Event()
+
+    def unavailable(name):
+        if ended.wait(0.01):
+            return b""
+        raise ObjectUnavailableError(name)
+
+    def pulled(numbers):
+        (number,) = numbers
+        if grid._name(grid._waiting[number]) != "a" and not ended.is_set():
+            return pull(numbers)
+        for node in [node for node, one in grid.nodes.items() if one.name == "a"]:
+            del grid.nodes[node]
+        return http_grid.pull_objects(["part"], unavailable) and []
+
+    grid.pull_messages = pulled
+    return ended
+
+
+def test_a_node_that_leaves_while_it_replies_is_not_waited_for(monkeypatch):
+    """Flower would wait three minutes for the parts of its reply."""
+    ended = []
+    began = time.monotonic()
+    (failure, answer), _ = play(
+        {"a": echo, "b": echo},
+        [call(0), call(1)],
+        timeout=60,
+        before=lambda grid: ended.append(breaks_off(grid, monkeypatch)),
+    )
+    ended[0].set()
+    assert time.monotonic() - began < 10.0
+    assert failure.reason == "its node left before all of its reply had come"
+    assert (failure.kind, failure.unheard, failure.late) == ("absence", True, False)
+    assert isinstance(answer, Answer)
 
 
 def test_an_exchange_without_a_quorum_stays_open_beyond_its_deadline(caplog):
@@ -381,6 +423,13 @@ class TestOneByOne:
         assert "was restarted" in failure.reason
         grid.silent.clear()
         assert executor.ended(0.1) is None  # what it answers now is to nobody
+
+    def test_a_node_that_leaves_while_it_replies_is_not_waited_for(self, grid, executor, monkeypatch):
+        ended = breaks_off(grid, monkeypatch)
+        self.begin(executor, 0)
+        found = next(filter(None, (executor.ended(0.1) for _ in range(50))))
+        ended.set()
+        assert (found.kind, found.reason) == ("absence", "its node left before all of its reply had come")
 
     def test_a_node_that_says_nothing_is_given_up_in_the_end(self, grid, executor, monkeypatch):
         monkeypatch.setattr("potluck.flower.server.grid._WATCH_EVERY", 0.0)

@@ -110,9 +110,10 @@ def test_pulling_puts_together_no_more_bytes_than_the_reply_may_have(repeated, r
 
 
 class SuperLink:
-    """Stands for Flower's: has one reply, and counts what is fetched of it."""
+    """Stands for Flower's: has one reply, all of it or all but some parts, and counts what is fetched of it."""
 
     def __init__(self, content):
+        self.missing = set()
         metadata = Metadata(1, "", 2, 1, "asked", "1", time.time(), 60.0, "train.job")
         message = make_message(metadata=metadata, content=content)
         metadata.__dict__["_message_id"] = message.object_id
@@ -126,6 +127,8 @@ class SuperLink:
         return self.reply
 
     def PullObject(self, request):
+        if request.object_id in self.missing:
+            return PullObjectResponse(object_found=True, object_available=False)
         part = self.parts[request.object_id]
         self.fetched += len(part)
         return PullObjectResponse(object_found=True, object_available=True, object_content=part)
@@ -134,14 +137,22 @@ class SuperLink:
         self.received.append(request.message_object_id)
 
 
-def through_flower(content, longest):
-    """What becomes of a reply with this content, and the SuperLink that it comes from."""
+def flowers(link):
+    """Flower's grid, at this SuperLink."""
 
     class Run:
         run_id = 1
 
-    link, grid = SuperLink(content), HttpGrid(token="secret")
+    grid = HttpGrid(token="secret")
     grid._client, grid._run = link, Run()
+    return grid
+
+
+def through_flower(content, longest):
+    """What becomes of a reply with this content, and the SuperLink that it comes from."""
+
+    link = SuperLink(content)
+    grid = flowers(link)
     with Pulling(grid, {"asked": longest}, poll=0.01) as pulling:
         return dict(pulling.until(time.monotonic() + 20.0))["asked"], link
 
@@ -171,6 +182,47 @@ def test_pulling_fetches_no_more_parts_than_the_reply_may_have():
     reply, link = through_flower(RecordDict({**wrap({}, b"x"), **more}), 10**6)
     assert "its reply cannot be read: 106 parts" in str(reply)
     assert (link.fetched, len(link.received)) == (0, 1)
+
+
+@pytest.fixture
+def half_there():
+    """A SuperLink that has parts of a reply alone."""
+    link = SuperLink(wrap({}, urandom(12_000_000)))
+    link.missing |= set(sorted(link.parts)[1:])
+    return link
+
+
+def test_pulling_says_for_how_long_nothing_has_come_of_a_reply_that_is_not_whole(half_there):
+    with Pulling(flowers(half_there), {"asked": 10**8}, poll=0.01) as pulling:
+        assert list(pulling.until(time.monotonic() + 0.5)) == []
+        assert 0.2 < pulling.stalled_s("asked") < 5.0
+        half_there.missing.clear()
+        assert [number for number, _ in pulling.until(time.monotonic() + 20.0)] == ["asked"]
+        assert pulling.stalled_s("asked") < 0.5
+
+
+@pytest.mark.parametrize("is_forgotten", [True, False])
+def test_pulling_asks_for_no_part_of_a_reply_that_nobody_waits_for(half_there, is_forgotten):
+    """Threads that did would keep the server's process from ending; none is left, says the fixture of all tests."""
+    with Pulling(flowers(half_there), {"asked": 10**8}, poll=0.01) as pulling:
+        assert list(pulling.until(time.monotonic() + 0.3)) == []
+        if is_forgotten:
+            pulling.forget("asked")
+            assert until(lambda: half_there.received)
+    assert until(lambda: half_there.received)  # what has come of it is thrown away at the SuperLink
+
+
+def until(holds, within=10.0):
+    deadline = time.monotonic() + within
+    while not (found := holds()) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return found
+
+
+def test_pulling_takes_no_reply_for_stalled_that_is_not_announced():
+    with Pulling(Grid(later=list), {"later": 1}, poll=0.01) as pulling:
+        assert list(pulling.until(time.monotonic() + 0.1)) == []
+        assert pulling.stalled_s("later") == 0.0
 
 
 def test_pulling_reads_what_the_reply_may_have():

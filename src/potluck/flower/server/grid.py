@@ -29,7 +29,8 @@ from potluck.flower.wire.schemas import NodeJob, SumsStep, from_job, to_outcome
 from potluck.twin.timeline import Closing
 
 log = logging.getLogger(__name__)
-_WATCH_EVERY = 5.0  # seconds between checks for restarted nodes
+_WATCH_EVERY = 5.0  # seconds between checks for nodes that were restarted or have left
+_STALLED = 5.0  # seconds in which nothing more comes of a reply, after which it is over if its node has left
 _REASONS = {
     1: "its app could not be loaded",
     2: "its app raised",
@@ -40,6 +41,7 @@ _REASONS = {
 }
 
 _RESTARTED = "its node was restarted in the middle of the job"
+_BROKEN_OFF = "its node left before all of its reply had come"
 _MIXED_UP = {
     True: "its node sent an evaluation in answer to a call",
     False: "its node sent a reply in answer to an evaluation request",
@@ -217,11 +219,11 @@ class _Exchange:
         sent = self._out.pop(number)
         return self._outcome(sent.job, reply, sent.most_bytes)
 
-    def give_up(self, number: str) -> Outcome | None:
-        """The failure of a job whose node was restarted, or is slower than any may be; None if it is neither."""
+    def give_up(self, number: str, pulling: Pulling) -> Outcome | None:
+        """The failure of a job that nobody is at work on, or a node slower than any may be; None if it is neither."""
         sent, waited = self._out[number], time.monotonic() - self._began
-        if self._nodes.restarted(sent.job.client, sent.started):
-            return self._failure(sent.job, _RESTARTED, unheard=True, kind="absence")
+        if why := _abandoned(self._nodes, pulling, number, sent):
+            return self._failure(sent.job, why, unheard=True, kind="absence")
         if waited >= self._longest:
             return self._failure(sent.job, f"no answer within {waited:.0f} s", unheard=True)
         return None
@@ -248,7 +250,7 @@ class _Exchange:
                         self._tell_who_is_late()
                         told = True
                     self._nodes.refresh()
-                    self._fail_restarted(pulling)
+                    self._fail_abandoned(pulling)
 
     def _next_look(self) -> float:
         """When to look at the nodes themselves."""
@@ -271,12 +273,12 @@ class _Exchange:
             extra=ON_SCREEN,
         )
 
-    def _fail_restarted(self, pulling: Pulling) -> None:
-        """Fail the jobs of restarted nodes, which have forgotten them; Flower does not deliver them again."""
+    def _fail_abandoned(self, pulling: Pulling) -> None:
+        """Fail the jobs of nodes that were restarted, or have left while they replied."""
         for number, sent in list(self._out.items()):
-            if self._nodes.restarted(sent.job.client, sent.started):
+            if why := _abandoned(self._nodes, pulling, number, sent):
                 pulling.forget(number)
-                self._fail(number, _RESTARTED, kind="absence")
+                self._fail(number, why, kind="absence")
 
     def _fail(self, number: str, reason: str, *, kind: FailureKind = "error", late: bool = False) -> None:
         sent = self._out.pop(number)
@@ -358,7 +360,7 @@ class _Alone:
         self._looks_at = now + _WATCH_EVERY
         self._nodes.refresh()
         for number, exchange in list(self._out.items()):
-            if (failure := exchange.give_up(number)) is not None:
+            if (failure := exchange.give_up(number, pulling)) is not None:
                 pulling.forget(number)
                 del self._out[number]
                 self._ended.append(failure)
@@ -389,8 +391,7 @@ class _Late:
         """Whose nodes are at work on such jobs, as they were when `nodes` was last refreshed."""
         for stack, pulling, late in self._out:
             done = [number for number, _ in pulling.until(time.monotonic())]
-            restarted = self._nodes.restarted
-            done += [number for number, sent in late.items() if restarted(sent.job.client, sent.started)]
+            done += [number for number, sent in late.items() if _abandoned(self._nodes, pulling, number, sent)]
             for number in done:
                 pulling.forget(number)
                 late.pop(number, None)
@@ -404,6 +405,19 @@ class _Late:
         for stack, _, _ in self._out:
             stack.close()
         self._out.clear()
+
+
+def _abandoned(nodes: Nodes, pulling: Pulling, number: str, sent: _Sent) -> str | None:
+    """Why nobody is at work on a job any more; None if somebody is, or Flower says so itself.
+
+    A restarted node has forgotten it, and Flower does not deliver it again. Of a reply that a node announces and then
+    does not send Flower says nothing for three minutes.
+    """
+    client = sent.job.client
+    if nodes.restarted(client, sent.started):
+        return _RESTARTED
+    has_left = nodes.find(client) is None
+    return _BROKEN_OFF if has_left and pulling.stalled_s(number) > _STALLED else None
 
 
 def _group(job: NodeJob) -> str:

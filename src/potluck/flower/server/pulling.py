@@ -42,10 +42,14 @@ class _Limit(threading.local):
     Attributes:
         longest: the most bytes of the payload.
         excess: what was wrong with the reply that it began to fetch.
+        came: called when a reply is announced, and with each part of it that has come.
+        is_awaited: whether anybody still waits for the reply.
     """
 
     longest = LARGEST_REPLY
     excess: str | None = None
+    came: Callable[[], object] = staticmethod(lambda: None)
+    is_awaited: Callable[[], bool] = staticmethod(lambda: True)
 
 
 _LIMIT = _Limit()
@@ -55,17 +59,21 @@ _fetched_by_flower, _assembled_by_flower = pull_objects, Array.inflate
 def _fetched(object_ids: Sequence[str], pull_object_fn: Callable[[str], bytes], **options: Any) -> dict[str, bytes]:
     """As Flower's `pull_objects`, but no more bytes than the reply may have: nothing, if it has more.
 
-    Flower then tells the SuperLink that the reply was received, so that the rest of it is thrown away there too.
+    Nor for longer than anybody waits for it: threads that ask for its parts would keep the process from ending. Flower
+    then tells the SuperLink that the reply was received, so that the rest of it is thrown away there too.
     """
     most = _LIMIT.longest + _BESIDE
     names = list(dict.fromkeys(object_ids))
     left, counting, over = most, threading.Lock(), threading.Event()
+    came, is_awaited = _LIMIT.came, _LIMIT.is_awaited
+    came()
 
     def pull(name: str) -> bytes:
         nonlocal left
-        if over.is_set():
+        if over.is_set() or not is_awaited():
             return b""
         part = pull_object_fn(name)
+        came()
         with counting:
             left -= len(part)
             if left < 0:
@@ -79,7 +87,7 @@ def _fetched(object_ids: Sequence[str], pull_object_fn: Callable[[str], bytes], 
     if over.is_set():
         _LIMIT.excess = f"more than {most} bytes long; expected at most {_LIMIT.longest}"
         return {}
-    return found
+    return found if is_awaited() else {}
 
 
 def _assembled(object_content: bytes, children: dict[str, Any] | None = None) -> Array:
@@ -112,6 +120,7 @@ class Pulling:
         self._poll = poll
         self._longest = dict[str, int]()
         self._waiting = set[str]()
+        self._came = dict[str, float]()
         self._found: queue.SimpleQueue[tuple[str, Message | WireError]] = queue.SimpleQueue()
         self._given_up = threading.Event()
         for number, most_bytes in messages.items():
@@ -150,9 +159,16 @@ class Pulling:
         """Stop waiting for this reply."""
         self._waiting.discard(number)
 
+    def stalled_s(self, number: str) -> float:
+        """Seconds since a part of a reply came that was announced and is not whole; 0 if it was not announced."""
+        now = time.monotonic()
+        return now - self._came.get(number, now)
+
     def _pull(self, number: str) -> None:
         _LIMIT.longest = self._longest[number]
-        while not self._given_up.is_set() and number in self._waiting:
+        _LIMIT.came = lambda: self._came.update({number: time.monotonic()})
+        _LIMIT.is_awaited = is_awaited = lambda: number in self._waiting and not self._given_up.is_set()
+        while is_awaited():
             try:
                 replies = list(self._grid.pull_messages([number]))
             except Exception as error:  # any exception that a node's bytes cause in Flower
