@@ -98,7 +98,7 @@ def print_table(runs: Mapping[tuple[str, str], Sequence[Row]]) -> None:
         print(f"| {method}, seed {seed} | {last} | {' | '.join(cells)} |")
 
 
-def draw(runs: Mapping[tuple[str, str], Sequence[Row]]) -> None:
+def draw(runs: Mapping[tuple[str, str], Sequence[Row]], to: Path) -> None:
     """Accuracy on the common test set over rounds, as measured and smoothed."""
     from matplotlib.figure import Figure
 
@@ -114,7 +114,7 @@ def draw(runs: Mapping[tuple[str, str], Sequence[Row]]) -> None:
     axes.set_ylabel("accuracy on the common test set, %")
     axes.grid(alpha=0.3)
     axes.legend()
-    figure.savefig(CURVES, dpi=120, metadata={"Software": None})
+    figure.savefig(to, dpi=120, metadata={"Software": None})
 
 
 def main() -> None:
@@ -131,7 +131,7 @@ def main() -> None:
         out = csv.DictWriter(file, COLUMNS, lineterminator="\n")
         out.writeheader()
         out.writerows(rows)
-    draw(grouped(rows))
+    draw(grouped(rows), CURVES)
     print_table(grouped(rows))
 
 

@@ -1,5 +1,6 @@
 """The benchmarks' settings are experiments that the package accepts; what they find is not tested here."""
 
+import csv
 import json
 import sys
 import tomllib
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from potluck.cli.compare import run_missing
 from potluck.core.needs import Need
 from potluck.core.requests.fit import Fit
 from potluck.core.requests.schedule import Schedule
@@ -18,6 +20,8 @@ from potluck.experiment.running.sweep import read_sweep
 from potluck.experiment.settings.resolve import resolve
 from potluck.experiment.settings.tables import override, read_toml
 from potluck.methods import list_methods
+from potluck.recipes import load_recipe
+from potluck.recipes.beside import plan
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 
@@ -244,6 +248,76 @@ def test_the_longer_of_two_runs_of_one_row_is_kept(long_horizon, tmp_path, monke
     assert "| fedavg, seed 0 | 4 | 30.0 % | 3 | 4 | – | – |" in shown
     assert "| fedin + noise, seed 0 | 1 | 20.0 % | – | – | – | – |" in shown
     assert (tmp_path / "curves.png").stat().st_size > 1000
+
+
+CLAIM = """\
+title = "Two methods on digits"
+[paper]
+title = "A paper"
+place = "our own size"
+url = "https://example.org"
+[measured]
+by = "common"
+words = "it has no numbers at this size."
+[experiment.federation]
+dataset = "digits"
+train_fraction = 0.1
+clients = 3
+models = [{ name = "cnn2", width = 2 }]
+[experiment.run]
+rounds = 20
+evaluate_every = 2
+[settings.digits]
+images = 1437
+[[columns]]
+title = "accuracy"
+setting = "digits"
+[[rows]]
+name = "Alone"
+paper = [""]
+method.name = "local"
+[[rows]]
+name = "Together"
+paper = [""]
+method.name = "fedavg"
+"""
+
+
+@pytest.fixture
+def claims(monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    import claims
+
+    monkeypatch.setattr(claims, "RESULTS", tmp_path)
+    yield claims
+    del sys.modules["claims"], sys.modules["long_horizon"]
+
+
+@pytest.mark.slow
+def test_claims_are_of_finished_runs_alone_and_keep_what_is_not_at_hand(claims, tmp_path, monkeypatch, capsys):
+    (tmp_path / "mine.toml").write_text(CLAIM)
+    recipe = load_recipe(str(tmp_path / "mine.toml"))
+    alone, together = plan(recipe, 1.0, 1)
+    run_missing([alone.experiment], tmp_path / "first", 1, ["alone"])
+    run_missing(
+        [replace(together.experiment, run=replace(together.experiment.run, rounds=2))], tmp_path / "first", 1, [""]
+    )
+    run_missing([together.experiment], tmp_path / "second", 1, ["together"])
+    for folder in ("first", "second"):
+        monkeypatch.setattr(sys, "argv", ["claims.py", str(tmp_path / "mine.toml"), str(tmp_path / folder)])
+        claims.main()
+    first, second = capsys.readouterr().out.split("| row |")[1:]
+    assert ("| Alone | 1 |" in first, "| Together | 1 |" in first) == (True, False)
+    assert "| Together | 1 |" in second
+    with (tmp_path / "mine.csv").open(newline="") as file:
+        lines = list(csv.DictReader(file))
+    assert [(line["method"], line["round"]) for line in lines] == [
+        (name, str(number)) for name in ("Alone", "Together") for number in range(2, 21, 2)
+    ]
+    (last,) = [line for line in lines if line["method"] == "Alone" and line["digest"]]
+    assert last["round"] == "20"
+    assert f"| Alone | 1 | {100 * float(last['common']):.1f} |" in second  # of 20 rounds the last tenth is one look
+    assert claims.interval([50.0, 52.0]) == "51.0 ± 12.7"  # Student's 12.71 of one degree of freedom
 
 
 @pytest.mark.parametrize("path", sorted((BENCHMARKS / "long_horizon").glob("*.toml")), ids=lambda path: path.stem)
