@@ -10,13 +10,12 @@ round of a finished run; the last one of a run has its checkpoint's digest. Line
 import argparse
 import csv
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import groupby
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 
-from long_horizon import draw, evaluated, rounds_of
-from scipy.stats import t
+from long_horizon import draw, evaluated, grouped, rounds_of
 
+from potluck.analysis.compare import confidence_interval
 from potluck.recipes import load_recipe
 from potluck.recipes.beside import finished, plan
 from potluck.records import CHECKPOINT, LAST, Checkpoint
@@ -37,11 +36,6 @@ def lines_of(row: str, folder: Path) -> Iterator[dict[str, str]]:
         yield {column: told[column] for column in COLUMNS}
 
 
-def by_run(lines: Sequence[Line]) -> dict[tuple[str, str], list[Line]]:
-    """Lines by row and seed."""
-    return {place: list(of) for place, of in groupby(lines, key=lambda line: (line["method"], line["seed"]))}
-
-
 def of_last_tenth(lines: Sequence[Line]) -> float:
     """The mean accuracy on the common test set in the last tenth of a run's rounds, in percent."""
     found = evaluated(lines)
@@ -56,10 +50,8 @@ def reached(lines: Sequence[Line], target: float) -> str:
 
 def interval(values: Sequence[float]) -> str:
     """The mean over seeds, with its interval of 95 % by Student's distribution where there are several."""
-    if len(values) < 2:
-        return f"{values[0]:.1f}"
-    half = float(t.ppf(0.975, len(values) - 1)) * stdev(values) / len(values) ** 0.5
-    return f"{fmean(values):.1f} ± {half:.1f}"
+    found = confidence_interval(values)
+    return f"{found.mean:.1f}" if found.half is None else f"{found.mean:.1f} ± {found.half:.1f}"
 
 
 def print_table(rows: Sequence[str], runs: Runs) -> None:
@@ -87,7 +79,7 @@ def main() -> None:
     if table.is_file():
         with table.open(newline="", encoding="utf-8") as file:
             known = list(csv.DictReader(file))
-    runs: dict[tuple[str, str], Sequence[Line]] = dict(by_run(known))
+    runs: dict[tuple[str, str], Sequence[Line]] = dict(grouped(known))
     for one, end in zip(planned, finished(planned, options.runs), strict=True):
         if end is not None and end.folder is not None:
             runs[one.row, str(one.seed)] = list(lines_of(one.row, end.folder))

@@ -5,7 +5,8 @@
 For each network, programs of both kinds take turns, each one thread: five steps of Adam on a batch of 32 examples,
 after two that are left out. With `--runs`, commands of both kinds take turns, from their start to their end, each with
 the executor that it chooses itself: clients with small nets are stacked with torch's own kernels alone. Seconds are of
-processor time. The digest is that of the portable run's checkpoint, the same on every processor.
+processor time. The digest is that of the portable run's checkpoint, meant to be the same on
+every processor.
 """
 
 import argparse

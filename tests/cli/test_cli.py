@@ -195,6 +195,7 @@ def test_show_lists_hyper_parameters_with_defaults(potluck):
     out = potluck("show fedin").out
     assert "method.training.lr" in out
     assert "Departures from the paper" in out
+    assert "no robust rule keeps liars out: pairs of features go from client to client" in out
 
 
 def test_show_fedin_quotes_where_its_two_texts_differ_from_each_other_or_from_potluck(potluck):

@@ -220,7 +220,7 @@ class _Exchange:
         return self._outcome(sent.job, reply, sent.most_bytes)
 
     def give_up(self, number: str, pulling: Pulling) -> Outcome | None:
-        """The failure of a job that nobody is at work on, or a node slower than any may be; None if it is neither."""
+        """The failure of a job that nobody is at work on, or too long; None if it is neither."""
         sent, waited = self._out[number], time.monotonic() - self._began
         if why := _abandoned(self._nodes, pulling, number, sent):
             return self._failure(sent.job, why, unheard=True, kind="absence")
