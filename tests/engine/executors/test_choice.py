@@ -1,6 +1,7 @@
 import threading
 
 import pytest
+import torch
 from torch import nn
 
 from potluck.core.ground.errors import ConfigError
@@ -17,12 +18,13 @@ CNN = nn.Sequential(nn.Conv2d(1, 1, 3))
 def machine(monkeypatch):
     """Pretends to be a machine."""
 
-    def pretend(cores=4, threads=1, fork=True):
+    def pretend(cores=4, threads=1, fork=True, accelerator=False):
         for place in ("workers", "choice"):
             monkeypatch.setattr(f"potluck.engine.executors.{place}.cores", lambda: cores)
         methods = ["fork", "spawn"] if fork else ["spawn"]
         monkeypatch.setattr("potluck.engine.executors.workers.get_all_start_methods", lambda: methods)
         monkeypatch.setattr(threading, "active_count", lambda: threads)
+        monkeypatch.setattr(torch.accelerator, "is_available", lambda: accelerator)
 
     return pretend
 
@@ -41,6 +43,7 @@ def test_auto_takes_all_cores(machine):
         ({"cores": 1}, 1, "there is one core"),
         ({"fork": False}, 1, "this system cannot fork"),
         ({"threads": 2}, 1, "other threads run in this process, whose locks a fork would copy"),
+        ({"accelerator": True}, 1, "torch has an accelerator, and a fork cannot train after a process that trained"),
         ({}, 2, "run.threads is 2"),
     ],
 )
@@ -82,3 +85,10 @@ def test_workers_need_a_system_that_forks(machine):
     machine(fork=False)
     with pytest.raises(ConfigError, match="cannot fork; expected 'sequential' or 'auto'"):
         choose_executor("workers", None, 1, [MLP])
+
+
+@pytest.mark.parametrize("accelerator", [False, True])
+def test_requested_workers_are_started_anew_where_a_fork_would_not_train(machine, accelerator):
+    machine(accelerator=accelerator, fork=accelerator is False)
+    choice = choose_executor("workers", None, 1, [CNN])
+    assert (choice.executor.anew, choice.processes) == (accelerator, 4)

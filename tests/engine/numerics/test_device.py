@@ -12,6 +12,7 @@ from torch import nn
 
 from potluck.core.ground.errors import ConfigError
 from potluck.engine.executors.choice import choose_executor
+from potluck.engine.executors.workers import Workers, cores
 from potluck.engine.numerics.device import CPU, device_named
 from potluck.engine.numerics.numerics import PLAIN, Numerics
 from potluck.experiment.running.run import Run
@@ -66,10 +67,19 @@ def test_auto_is_what_torch_has():
     assert found == (torch.accelerator.current_accelerator() if torch.accelerator.is_available() else CPU)
 
 
-@pytest.mark.parametrize("asked", [{"name": "workers", "workers": None}, {"name": "auto", "workers": 2}])
-def test_workers_and_a_device_exclude_each_other(asked):
-    with pytest.raises(ConfigError, match="which forked processes cannot share; expected one process"):
-        choose_executor(**asked, threads=1, nets=[net()], device=torch.device("cuda"))
+@pytest.mark.parametrize(
+    ("requested", "count"),
+    [
+        ({"name": "workers", "workers": None}, cores()),
+        ({"name": "auto", "workers": 2}, 2),
+        ({"name": "stacked", "workers": 2}, 2),
+    ],
+)
+def test_workers_on_a_device_are_requested_and_started_anew(requested, count):
+    choice = choose_executor(**requested, threads=1, nets=[net()], device=torch.device("cuda"))
+    assert isinstance(choice.executor, Workers)
+    assert choice.executor.anew
+    assert choice.processes == count
 
 
 def test_auto_stays_in_this_process_on_a_device_and_says_why():

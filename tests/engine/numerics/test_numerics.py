@@ -1,6 +1,9 @@
+import os
+
 import pytest
 import torch
 from torch import nn
+from torch.backends import cuda, cudnn
 from torch.nn import functional as F
 from torch.testing import assert_close
 
@@ -12,6 +15,7 @@ from potluck.core.roles import Supervised
 from potluck.engine.client.training import train
 from potluck.engine.numerics import numerics as computing
 from potluck.engine.numerics.numerics import PLAIN, Numerics
+from potluck.engine.numerics.repeatable import make_repeatable
 
 BF16 = Numerics(precision="bf16")
 LAST = Numerics(layout="channels_last")
@@ -89,3 +93,43 @@ def test_nothing_is_measured_where_bfloat16_is_not_asked_for(monkeypatch):
     monkeypatch.setattr(computing, "bf16_time_over_fp32", None)
     for other in (PLAIN, LAST):
         assert (other.facts(), other.notes()) == ({}, [])
+
+
+# On a CUDA device, whose switches are there on every machine; test_cuda.py tests what they do, where there is one
+
+
+def switches():
+    return (
+        torch.are_deterministic_algorithms_enabled(),
+        cudnn.deterministic,
+        cudnn.benchmark,
+        cudnn.allow_tf32,
+        cuda.matmul.allow_tf32,
+    )
+
+
+@pytest.fixture
+def fast(monkeypatch):
+    """A program that has chosen the fast kernels."""
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    before = cudnn.benchmark, cudnn.allow_tf32, cuda.matmul.allow_tf32
+    cudnn.benchmark, cudnn.allow_tf32, cuda.matmul.allow_tf32 = True, True, True
+    yield (False, False, True, True, True)
+    make_repeatable(torch.device("cpu"))
+    cudnn.benchmark, cudnn.allow_tf32, cuda.matmul.allow_tf32 = before
+
+
+def test_on_cuda_bits_repeat_and_single_precision_is_not_rounded_and_afterwards_all_is_as_it_was(fast):
+    for _ in range(2):  # however often, and in whatever order, runs follow one another
+        make_repeatable(torch.device("cuda"))
+        assert switches() == (True, True, False, False, False)
+        assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+        make_repeatable(torch.device("cuda", 1))
+        assert switches() == (True, True, False, False, False)
+        make_repeatable(torch.device("cpu"))
+        assert switches() == fast
+
+
+def test_a_run_on_the_processor_leaves_the_switches_alone(fast):
+    PLAIN.make_ready()
+    assert switches() == fast

@@ -46,31 +46,27 @@ def choose_executor(
 
     "auto" stacks clients if all nets are small and without convolutions, and uses workers if processes can be forked
     and there are several cores. "stacked" tries to stack every net, also in workers if there are several cores. "ray"
-    has its workers on a cluster.
+    has its workers on a cluster. On a device there is one process unless workers are requested: each takes a part of
+    the device's memory, and is started anew, since forked ones cannot share it.
 
     Args:
         name: the executor's name.
         workers: the number of processes; None for one for each core.
         threads: torch's threads; with more than one there are no workers.
         nets: one network of each architecture.
-        device: where networks are computed; forked processes cannot share an accelerator.
+        device: where networks are computed.
 
     Raises:
-        ConfigError: workers are requested on a system that cannot fork or beside an accelerator, or Ray is requested
-            and not installed.
+        ConfigError: workers are requested on a system that cannot fork, or Ray is requested and not installed.
     """
     if name == "ray":
         return ChosenExecutor(RayActors(workers), "ray", workers or 0, "run.executor is ray")
-    if device != CPU and (name == "workers" or (workers or 1) > 1):
-        found = "run.executor: found 'workers'" if name == "workers" else f"run.workers: found {workers}"
-        raise ConfigError(
-            f"{found} with run.computing.device = '{device}', which forked processes cannot share; expected one"
-            " process: run.executor 'sequential', 'stacked' or 'auto', without run.workers"
-        )
+    anew = device != CPU or torch.accelerator.is_available()
+    requested = name == "workers" or (device != CPU and name != "sequential" and (workers or 1) > 1)
     against = _against_workers(threads, device)
-    if name == "workers" and not can_fork():
+    if name == "workers" and not anew and not can_fork():
         raise ConfigError("run.executor: found 'workers', but this system cannot fork; expected 'sequential' or 'auto'")
-    alone = name == "sequential" or (name != "workers" and against is not None)
+    alone = name == "sequential" or (not requested and against is not None)
     count = 1 if alone else cores() if workers is None else workers
     stacks = name == "stacked" or (name == "auto" and all(small_products(net) for net in nets))
     inner = Stacked(always if name == "stacked" else pays) if stacks else Sequential()
@@ -81,7 +77,8 @@ def choose_executor(
     if name != "sequential":
         reasons.append(against if alone and against else f"{cores()} cores")
     label = "stacked" if stacks else "sequential" if alone else "workers"
-    return ChosenExecutor(inner if alone else Workers(count, inner), label, count, "; ".join(reasons))
+    executor = inner if alone else Workers(count, inner, anew)
+    return ChosenExecutor(executor, label, count, "; ".join(reasons))
 
 
 def _against_workers(threads: int, device: torch.device) -> str | None:

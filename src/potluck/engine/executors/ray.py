@@ -6,7 +6,6 @@ sequential executor's to the last bit. Losing a machine is no client's failure: 
 
 import importlib.util
 import os
-import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -15,6 +14,7 @@ import torch
 from potluck.core.ground.errors import ConfigError
 from potluck.engine.client.runtime import ClientRuntime, Job, Outcome
 from potluck.engine.executors import Executor, Inner, Pending
+from potluck.engine.executors.anew import take_along_files
 from potluck.engine.executors.sequential import Sequential
 from potluck.engine.executors.work import Bundle, Work
 from potluck.engine.numerics.allocator import keep_freed_memory
@@ -56,7 +56,7 @@ class RayActors(Executor):
             return
         self.close()
         ray = self._connected()
-        _take_along_files()
+        take_along_files(ray.cloudpickle)
         self._host, self._shared = host, ray.put((host, self._inner))
         count = self._count or max(1, int(ray.cluster_resources().get("CPU", 1)))
         for _ in range(count):
@@ -125,7 +125,12 @@ class _Actor:
         self._host, self._inner = shared
 
     def ready(self) -> None:
-        """Return once the actor is ready."""
+        """Return once the actor is ready.
+
+        Raises:
+            ConfigError: this machine cannot compute as the run is to.
+        """
+        self._host.computing.make_ready()
 
     def execute(self, jobs: list[Job]) -> list[Outcome]:
         """One outcome a job."""
@@ -176,12 +181,3 @@ def _ray() -> Any:
     import ray
 
     return ray
-
-
-def _take_along_files() -> None:
-    """Have methods and models from single files pickled by value, since other machines cannot import them."""
-    from ray import cloudpickle
-
-    for name, module in list(sys.modules.items()):
-        if name.startswith("potluck_file_"):
-            cloudpickle.register_pickle_by_value(module)

@@ -1,32 +1,31 @@
-"""Clients on all cores: one process a core, one thread each, forked from this one.
+"""Clients on all cores: one process a core, one thread each, forked from this one; beside an accelerator, started anew.
 
-A worker inherits method, federation and data in memory, so none of them is sent or copied; calls and answers are bytes
-and go through sockets. What a client computes does not depend on which worker runs it, on how many there are, or on
-whether one is killed, so results equal those of the inner executor in this process to the last bit.
+A forked worker inherits method, federation and data in memory, so none of them is sent or copied; calls and answers are
+bytes and go through sockets. What a client computes does not depend on which worker runs it, on how many there are, or
+on whether one is killed, so results equal those of the inner executor in this process to the last bit.
 """
 
 import logging
 import os
 import signal
 import threading
-import traceback
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import get_all_start_methods, get_context
 from multiprocessing.connection import wait
-from multiprocessing.process import BaseProcess
-from multiprocessing.reduction import ForkingPickler
+from typing import Protocol
 
 import torch
 
 from potluck.engine.client.runtime import ClientRuntime, Outcome
 from potluck.engine.executors import Executor, Inner, Pending
+from potluck.engine.executors.anew import begun, pickled
 from potluck.engine.executors.channel import Channel
 from potluck.engine.executors.sequential import Sequential
 from potluck.engine.executors.work import Bundle, Work
-from potluck.engine.numerics.allocator import keep_freed_memory
+from potluck.engine.executors.worker import work
 
 log = logging.getLogger(__name__)
 
@@ -60,11 +59,31 @@ def why_not() -> str | None:
     return None
 
 
+class Process(Protocol):
+    """A process that this one began, as `multiprocessing` shows it."""
+
+    @property
+    def pid(self) -> int | None:
+        """Its number."""
+        ...
+
+    @property
+    def exitcode(self) -> int | None:
+        """How it ended, minus the signal's number for a signal; None while it runs."""
+        ...
+
+    def kill(self) -> None:
+        """End it at once."""
+
+    def join(self) -> None:
+        """Wait until it has ended."""
+
+
 @dataclass
 class _Worker:
     """One process, this end of its channel, and its current bundle."""
 
-    process: BaseProcess
+    process: Process
     channel: Channel
     bundle: Bundle | None = None
     stopped: bool = False
@@ -99,25 +118,39 @@ def _is_stopped(pid: int | None) -> bool:
 
 
 class Workers(Executor):
-    """Forked processes that take the longest work first.
+    """Processes that take the longest work first.
+
+    Attributes:
+        anew: whether they are started anew.
 
     Args:
         count: the number of processes.
         inner: the executor inside each process, which carries out bundle after bundle.
+        anew: whether to start them anew, with what they need sent to them, instead of forking this process.
     """
 
-    def __init__(self, count: int, inner: Inner | None = None) -> None:
+    def __init__(self, count: int, inner: Inner | None = None, anew: bool = False) -> None:
         self._count = count
+        self.anew = anew
+        self._package = b""
         self._inner = Sequential() if inner is None else inner
         self._host: ClientRuntime | None = None
         self._workers: list[_Worker] = []
 
     def start(self, host: ClientRuntime) -> None:
-        """Fork workers, unless this host's are running already."""
+        """Begin workers, unless this host's are running already.
+
+        Raises:
+            ConfigError: they are started anew, and the host cannot be sent to them.
+        """
         if self._host is host and self._workers:
             return
         self.close()
         self._host = host
+        if self.anew:
+            self._package = pickled(host, self._inner)
+            self._workers = self._started(self._count)
+            return
         import_optimizers()
         for _ in range(self._count):
             self._workers.append(self._fork(host))  # each has to close the channels of those before it
@@ -189,13 +222,20 @@ class Workers(Executor):
         """Replace a dead worker."""
         assert self._host is not None
         worker.channel.close()
-        self._workers[self._workers.index(worker)] = self._fork(self._host)
+        (new,) = self._started(1) if self.anew else [self._fork(self._host)]
+        self._workers[self._workers.index(worker)] = new
+
+    def _started(self, count: int) -> list[_Worker]:
+        found = begun(self._package, count)
+        for _, channel in found:
+            channel.limit(_LOOK_EVERY)
+        return [_Worker(process, channel) for process, channel in found]
 
     def _fork(self, host: ClientRuntime) -> _Worker:
         context = get_context("fork")
         here, there = Channel.pair()
         ours = [here, *(worker.channel for worker in self._workers)]
-        process = context.Process(target=_work, args=(host, self._inner, there, ours), daemon=True)
+        process = context.Process(target=work, args=(host, self._inner, there, ours), daemon=True)
         with warnings.catch_warnings():
             # Python 3.12 warns of forking beside other threads. "auto" has checked `why_not`; users who choose
             # "workers" accept the risk. A replacement for a dead worker may be forked while the progress-bar thread
@@ -212,33 +252,3 @@ def import_optimizers() -> None:
     weight = torch.nn.Parameter(torch.zeros(1))
     weight.grad = torch.zeros(1)
     torch.optim.Adam([weight], fused=True).step()
-
-
-def _work(host: ClientRuntime, inner: Inner, parent: Channel, others: list[Channel]) -> None:
-    """A worker's main loop: carry out bundles until the parent is gone."""
-    for terminal in (signal.SIGINT, signal.SIGHUP):  # Ctrl-C is for the parent
-        signal.signal(terminal, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    for other in others:
-        other.close()  # or their channels would stay open after the parent is gone
-    torch.set_num_threads(1)
-    keep_freed_memory()
-    with suppress(EOFError, ConnectionError):
-        while True:
-            jobs = parent.receive()
-            try:
-                found = inner.together(host, jobs)
-            except Exception as error:
-                found = [_sendable(error)]
-            parent.send(found)
-
-
-def _sendable(error: Exception) -> Exception:
-    """The error with its traceback as a note; as text if it cannot be pickled."""
-    error.add_note(f"In a worker process:\n{traceback.format_exc()}")
-    try:
-        sent = ForkingPickler.dumps(error)
-        ForkingPickler.loads(sent)  # not all can be unpickled # pyright: ignore[reportAttributeAccessIssue]
-    except Exception:
-        return RuntimeError(f"{type(error).__name__}: {error}")
-    return error

@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ _SHARE_FOR_DATA = 0.5  # of the device's free memory, for one data set
 _resident: dict[tuple[int, torch.device], Tensor] = {}
 
 
+@cache  # asked for in every step
 def device_named(name: str) -> torch.device:
     """The device with this name; "auto" is the accelerator that torch finds, or else the CPU.
 

@@ -16,6 +16,7 @@ from potluck.core.ground.inputs import Inputs, each
 from potluck.core.nets.modes import threads
 from potluck.engine.numerics.device import CPU, description, device_named, moved, placed
 from potluck.engine.numerics.kernels import is_known, make_native, make_portable, sample_answer
+from potluck.engine.numerics.repeatable import make_repeatable
 
 
 @dataclass(frozen=True)
@@ -62,12 +63,13 @@ class Numerics(Checked):
         """Have this process compute by the chosen kernels.
 
         Raises:
-            ConfigError: they are portable, and it cannot.
+            ConfigError: they are portable, and it cannot; or it does not have the device.
         """
         if self.kernels:
             make_portable()
         else:
             make_native()
+        make_repeatable(self.place)
 
     def facts(self) -> dict[str, float | str]:
         """Facts about these choices on this machine, for the manifest."""
