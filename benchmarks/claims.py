@@ -1,51 +1,82 @@
 """Do the papers' claims hold? What is finished of a recipe that runs over a whole horizon: lines, curves and a table.
 
-    POTLUCK_DATA=... OMP_NUM_THREADS=1 potluck reproduce claims-fedin --runs FOLDER [--only FedIN] [--seeds 2]
-    python benchmarks/claims.py claims-fedin FOLDER [--seeds 2]
+    POTLUCK_DATA=... OMP_NUM_THREADS=1 potluck reproduce claims-fedin --runs FOLDER [--only FedIN] [--seeds 2] [KEY=VALUE]
+    python benchmarks/claims.py claims-fedin FOLDER [--seeds 2] [KEY=VALUE]
 
 The first takes days of a core and goes on where it was stopped. A line of `results/claims-fedin.csv` is an evaluated
 round of a finished run; the last one of a run has its checkpoint's digest. Lines of runs that are not at hand are kept.
+Changed settings, such as another learning rate, are in the lines and in the table, and not in the picture.
 """
 
 import argparse
 import csv
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
 from statistics import fmean
 
-from long_horizon import draw, evaluated, grouped, rounds_of
-
 from potluck.analysis.compare import confidence_interval
-from potluck.recipes import load_recipe
+from potluck.analysis.read import read_run
+from potluck.recipes import Recipe, load_recipe
 from potluck.recipes.beside import finished, plan
-from potluck.records import CHECKPOINT, LAST, Checkpoint
+from potluck.records import CHECKPOINT, LAST, Checkpoint, Measure
 
 RESULTS = Path(__file__).parent / "results"
-COLUMNS = ("method", "seed", "round", "loss_local", "common", "megabytes", "commit", "machine", "digest")
+COLUMNS = ("row", "changes", "seed", "round", "loss_local", "accuracy", "personal", "commit", "machine", "digest")
 TARGETS = (0.25, 0.3, 0.35, 0.4)
+SMOOTHED = 5  # evaluations, in the curves
 Line = Mapping[str, str]
-Runs = Mapping[tuple[str, str], Sequence[Line]]
+Name = tuple[str, str, str]  # of a run: row, changes, seed
+Runs = Mapping[Name, Sequence[Line]]
 
 
-def lines_of(row: str, folder: Path) -> Iterator[dict[str, str]]:
-    """The evaluated rounds of a finished run, under the name of its row in the recipe."""
-    found = [line for line in rounds_of(folder) if line["common"]]
+def lines_of(name: Name, folder: Path, by: Measure) -> Iterator[dict[str, str]]:
+    """The evaluated rounds of a finished run.
+
+    Args:
+        name: of the run.
+        folder: of the run.
+        by: the accuracy that counts.
+    """
+    run = read_run(folder)
+    evaluated = [record for record in run.rounds if record.evaluated]
+    commit = str(run.manifest.get("potluck_commit") or run.manifest["git_commit"])[:7]
     digest = Checkpoint.read(folder / CHECKPOINT / LAST).digest
-    for line in found:
-        told = {**line, "method": row, "digest": digest if line is found[-1] else ""}
-        yield {column: told[column] for column in COLUMNS}
+    for record in evaluated:
+        measures: tuple[Measure, Measure] = (by, "personal")
+        numbers = (record.loss_local, *(record.value(measure, run.metric.name) for measure in measures))
+        shown = ["" if number is None else f"{number:.4f}" for number in numbers]
+        end = digest if record is evaluated[-1] else ""
+        cells = [*name, str(record.round), *shown, commit, str(run.manifest["machine"]), end]
+        yield dict(zip(COLUMNS, cells, strict=True))
 
 
-def of_last_tenth(lines: Sequence[Line]) -> float:
-    """The mean accuracy on the common test set in the last tenth of a run's rounds, in percent."""
-    found = evaluated(lines)
-    last, _ = found[-1]
-    return 100 * fmean(accuracy for number, accuracy in found if number > 0.9 * last)
+def runs_in(table: Path) -> dict[Name, Sequence[Line]]:
+    """The runs of an earlier table, if there is one."""
+    if not table.is_file():
+        return {}
+    with table.open(newline="", encoding="utf-8") as file:
+        lines = list(csv.DictReader(file))
+    return {name: list(of) for name, of in groupby(lines, key=lambda line: (line["row"], line["changes"], line["seed"]))}
+
+
+def accuracies(lines: Sequence[Line], above: float = 0, upto: float = 1) -> list[float]:
+    """In percent, of the rounds in a share of the run."""
+    last = int(lines[-1]["round"])
+    return [100 * float(line["accuracy"]) for line in lines if above * last < int(line["round"]) <= upto * last]
+
+
+def still_moves(lines: Sequence[Line]) -> float:
+    """By how many points the mean of the last fifth of a run's rounds is above that of the fifth before.
+
+    A run has come to rest if it is less than one point.
+    """
+    return fmean(accuracies(lines, 0.8)) - fmean(accuracies(lines, 0.6, 0.8))
 
 
 def reached(lines: Sequence[Line], target: float) -> str:
     """The first evaluated round with this accuracy."""
-    return next((str(number) for number, accuracy in evaluated(lines) if accuracy >= target), "–")
+    return next((line["round"] for line in lines if float(line["accuracy"]) >= target), "–")
 
 
 def interval(values: Sequence[float]) -> str:
@@ -54,16 +85,49 @@ def interval(values: Sequence[float]) -> str:
     return f"{found.mean:.1f}" if found.half is None else f"{found.mean:.1f} ± {found.half:.1f}"
 
 
-def print_table(rows: Sequence[str], runs: Runs) -> None:
-    """A line a row of the recipe, in Markdown."""
+def print_table(runs: Runs) -> None:
+    """A line for each row of the recipe and each change of it, in Markdown."""
     targets = " | ".join(f"to {target:.0%}" for target in TARGETS)
-    print(f"| row | seeds | last tenth of the rounds, % | {targets} |\n|---|--:|--:|{'--:|' * len(TARGETS)}")
-    for row in rows:
-        of_row = [lines for (name, _), lines in runs.items() if name == row]
-        if of_row:
-            cells = [", ".join(reached(lines, target) for lines in of_row) for target in TARGETS]
-            means = interval([of_last_tenth(lines) for lines in of_row])
-            print(f"| {row} | {len(of_row)} | {means} | {' | '.join(cells)} |")
+    print(f"| row | seeds | last tenth of the rounds, % | moves | {targets} |\n|---|--:|--:|--:|{'--:|' * len(TARGETS)}")
+    for (row, changes), names in groupby(runs, key=lambda name: name[:2]):
+        seeds = [runs[name] for name in names]
+        cells = [", ".join(reached(lines, target) for lines in seeds) for target in TARGETS]
+        means = interval([fmean(accuracies(lines, 0.9)) for lines in seeds])
+        moves = ", ".join(f"{still_moves(lines):+.1f}" for lines in seeds)
+        named = ", ".join(filter(None, (row, changes)))
+        print(f"| {named} | {len(seeds)} | {means} | {moves} | {' | '.join(cells)} |")
+
+
+def draw(runs: Runs, to: Path) -> None:
+    """A colour for each row: thin lines are seeds, thick ones their mean, of several evaluations each."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    axes = figure.subplots()
+    unchanged = [name for name in runs if not name[1]]
+    for number, (row, names) in enumerate(groupby(unchanged, key=lambda name: name[0])):
+        seeds, color = [runs[name] for name in names], f"C{number}"
+        places, of_seeds = [int(line["round"]) for line in seeds[0]], [accuracies(lines) for lines in seeds]
+        for one in of_seeds:
+            axes.plot(places, one, color=color, alpha=0.3, linewidth=1)
+        mean = [fmean(at) for at in zip(*of_seeds, strict=True)]
+        smooth = [fmean(mean[max(0, end - SMOOTHED) : end]) for end in range(1, len(mean) + 1)]
+        axes.plot(places, smooth, color=color, linewidth=2, label=row)
+    axes.set_xlabel("round")
+    axes.set_ylabel("accuracy, %")
+    axes.grid(alpha=0.3)
+    axes.legend()
+    figure.savefig(to, dpi=120, metadata={"Software": None})
+
+
+def collected(recipe: Recipe, folder: Path, seeds: int, changes: Sequence[str]) -> Iterator[tuple[Name, list[Line]]]:
+    """The finished runs in a folder."""
+    planned = plan(recipe, 1.0, seeds, changes)
+    measures = {row.name: recipe.by(row) for row in recipe.rows}
+    for one, end in zip(planned, finished(planned, folder), strict=True):
+        if end is not None and end.folder is not None:
+            name = one.row, " ".join(changes), str(one.seed)
+            yield name, list(lines_of(name, end.folder, measures[one.row]))
 
 
 def main() -> None:
@@ -71,26 +135,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("recipe")
     parser.add_argument("runs", type=Path, help="folder of the runs")
+    parser.add_argument("changes", nargs="*", help="dotted keys, as the runs had them")
     parser.add_argument("--seeds", type=int, default=1)
-    options = parser.parse_args()
+    options = parser.parse_intermixed_args()
     recipe = load_recipe(options.recipe)
-    planned, table = plan(recipe, 1.0, options.seeds), RESULTS / f"{recipe.name}.csv"
-    known: list[Line] = []
-    if table.is_file():
-        with table.open(newline="", encoding="utf-8") as file:
-            known = list(csv.DictReader(file))
-    runs: dict[tuple[str, str], Sequence[Line]] = dict(grouped(known))
-    for one, end in zip(planned, finished(planned, options.runs), strict=True):
-        if end is not None and end.folder is not None:
-            runs[one.row, str(one.seed)] = list(lines_of(one.row, end.folder))
-    rows = [row.name for row in recipe.rows]
-    runs = dict(sorted(runs.items(), key=lambda run: (rows.index(run[0][0]), int(run[0][1]))))
+    table, rows = RESULTS / f"{recipe.name}.csv", [row.name for row in recipe.rows]
+    runs = runs_in(table) | dict(collected(recipe, options.runs, options.seeds, options.changes))
+    runs = dict(sorted(runs.items(), key=lambda run: (rows.index(run[0][0]), run[0][1], int(run[0][2]))))
     with table.open("w", newline="", encoding="utf-8") as file:
         out = csv.DictWriter(file, COLUMNS, lineterminator="\n")
         out.writeheader()
         out.writerows(line for lines in runs.values() for line in lines)
     draw(runs, RESULTS / f"{recipe.name}.png")
-    print_table(rows, runs)
+    print_table(runs)
 
 
 if __name__ == "__main__":

@@ -290,7 +290,7 @@ def claims(monkeypatch, tmp_path):
 
     monkeypatch.setattr(claims, "RESULTS", tmp_path)
     yield claims
-    del sys.modules["claims"], sys.modules["long_horizon"]
+    del sys.modules["claims"]
 
 
 @pytest.mark.slow
@@ -311,13 +311,36 @@ def test_claims_are_of_finished_runs_alone_and_keep_what_is_not_at_hand(claims, 
     assert "| Together | 1 |" in second
     with (tmp_path / "mine.csv").open(newline="") as file:
         lines = list(csv.DictReader(file))
-    assert [(line["method"], line["round"]) for line in lines] == [
+    assert [(line["row"], line["round"]) for line in lines] == [
         (name, str(number)) for name in ("Alone", "Together") for number in range(2, 21, 2)
     ]
-    (last,) = [line for line in lines if line["method"] == "Alone" and line["digest"]]
+    (last,) = [line for line in lines if line["row"] == "Alone" and line["digest"]]
     assert last["round"] == "20"
-    assert f"| Alone | 1 | {100 * float(last['common']):.1f} |" in second  # of 20 rounds the last tenth is one look
+    assert f"| Alone | 1 | {100 * float(last['accuracy']):.1f} |" in second  # of 20 rounds the last tenth is one look
     assert claims.interval([50.0, 52.0]) == "51.0 ± 12.7"  # Student's 12.71 of one degree of freedom
+
+
+@pytest.mark.slow
+def test_claims_with_changed_settings_are_lines_of_their_own(claims, tmp_path, monkeypatch, capsys):
+    (tmp_path / "mine.toml").write_text(CLAIM)
+    changes = ["method.training.lr=0.01"]
+    for of in ([], changes):
+        alone, _ = plan(load_recipe(str(tmp_path / "mine.toml")), 1.0, 1, of)
+        run_missing([alone.experiment], tmp_path / "runs", 1, ["alone"])
+        monkeypatch.setattr(sys, "argv", ["claims.py", str(tmp_path / "mine.toml"), str(tmp_path / "runs"), *of])
+        claims.main()
+    said = capsys.readouterr().out.split("| row |")[-1]
+    assert "| Alone | 1 |" in said
+    assert "| Alone, method.training.lr=0.01 | 1 |" in said
+    lines = claims.runs_in(tmp_path / "mine.csv")
+    assert [name for name in lines] == [("Alone", "", "0"), ("Alone", changes[0], "0")]
+
+
+def test_a_claim_has_come_to_rest_by_its_last_two_fifths(claims):
+    lines = [{"round": str(number), "accuracy": str(number / 100)} for number in range(5, 55, 5)]
+    assert claims.still_moves(lines) == pytest.approx(10)  # 42.5 less 32.5: of rounds 35, 40 and 45, 50
+    assert claims.reached(lines, 0.3) == "30"
+    assert claims.reached(lines, 0.6) == "–"
 
 
 @pytest.mark.parametrize("path", sorted((BENCHMARKS / "long_horizon").glob("*.toml")), ids=lambda path: path.stem)
