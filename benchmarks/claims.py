@@ -1,11 +1,11 @@
 """Do the papers' claims hold? What is finished of a recipe that runs over a whole horizon: lines, curves and a table.
 
-    POTLUCK_DATA=... OMP_NUM_THREADS=1 potluck reproduce claims-fedin --runs FOLDER [--only FedIN] [--seeds 2] [KEY=VALUE]
-    python benchmarks/claims.py claims-fedin FOLDER [--seeds 2] [KEY=VALUE]
+    POTLUCK_DATA=... OMP_NUM_THREADS=1 potluck reproduce claims-fedin --runs FOLDER [--only FedIN] [--seeds 2]
+    python benchmarks/claims.py claims-fedin FOLDER [--seeds 2]
 
 The first takes days of a core and goes on where it was stopped. A line of `results/claims-fedin.csv` is an evaluated
 round of a finished run; the last one of a run has its checkpoint's digest. Lines of runs that are not at hand are kept.
-Changed settings, such as another learning rate, are in the lines and in the table, and not in the picture.
+Both take changed settings, such as method.training.lr=0.01; these are in the lines and the table, not in the picture.
 """
 
 import argparse
@@ -57,7 +57,8 @@ def runs_in(table: Path) -> dict[Name, Sequence[Line]]:
         return {}
     with table.open(newline="", encoding="utf-8") as file:
         lines = list(csv.DictReader(file))
-    return {name: list(of) for name, of in groupby(lines, key=lambda line: (line["row"], line["changes"], line["seed"]))}
+    by_run = groupby(lines, key=lambda line: (line["row"], line["changes"], line["seed"]))
+    return {name: list(of) for name, of in by_run}
 
 
 def accuracies(lines: Sequence[Line], above: float = 0, upto: float = 1) -> list[float]:
@@ -88,7 +89,8 @@ def interval(values: Sequence[float]) -> str:
 def print_table(runs: Runs) -> None:
     """A line for each row of the recipe and each change of it, in Markdown."""
     targets = " | ".join(f"to {target:.0%}" for target in TARGETS)
-    print(f"| row | seeds | last tenth of the rounds, % | moves | {targets} |\n|---|--:|--:|--:|{'--:|' * len(TARGETS)}")
+    print(f"| row | seeds | last tenth of the rounds, % | moves | {targets} |")
+    print(f"|---|--:|--:|--:|{'--:|' * len(TARGETS)}")
     for (row, changes), names in groupby(runs, key=lambda name: name[:2]):
         seeds = [runs[name] for name in names]
         cells = [", ".join(reached(lines, target) for lines in seeds) for target in TARGETS]

@@ -333,7 +333,7 @@ def test_claims_with_changed_settings_are_lines_of_their_own(claims, tmp_path, m
     assert "| Alone | 1 |" in said
     assert "| Alone, method.training.lr=0.01 | 1 |" in said
     lines = claims.runs_in(tmp_path / "mine.csv")
-    assert [name for name in lines] == [("Alone", "", "0"), ("Alone", changes[0], "0")]
+    assert list(lines) == [("Alone", "", "0"), ("Alone", changes[0], "0")]
 
 
 def test_a_claim_has_come_to_rest_by_its_last_two_fifths(claims):
