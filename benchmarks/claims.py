@@ -61,10 +61,10 @@ def runs_in(table: Path) -> dict[Name, Sequence[Line]]:
     return {name: list(of) for name, of in by_run}
 
 
-def accuracies(lines: Sequence[Line], above: float = 0, upto: float = 1) -> list[float]:
+def accuracies(lines: Sequence[Line], above: float = 0, upto: float = 1, of: str = "accuracy") -> list[float]:
     """In percent, of the rounds in a share of the run."""
     last = int(lines[-1]["round"])
-    return [100 * float(line["accuracy"]) for line in lines if above * last < int(line["round"]) <= upto * last]
+    return [100 * float(line[of]) for line in lines if above * last < int(line["round"]) <= upto * last]
 
 
 def still_moves(lines: Sequence[Line]) -> float:
@@ -89,15 +89,16 @@ def interval(values: Sequence[float]) -> str:
 def print_table(runs: Runs) -> None:
     """A line for each row of the recipe and each change of it, in Markdown."""
     targets = " | ".join(f"to {target:.0%}" for target in TARGETS)
-    print(f"| row | seeds | last tenth of the rounds, % | moves | {targets} |")
-    print(f"|---|--:|--:|--:|{'--:|' * len(TARGETS)}")
+    print(f"| row | seeds | last tenth of the rounds, % | moves | on own test parts, % | {targets} |")
+    print(f"|---|--:|--:|--:|--:|{'--:|' * len(TARGETS)}")
     for (row, changes), names in groupby(runs, key=lambda name: name[:2]):
         seeds = [runs[name] for name in names]
         cells = [", ".join(reached(lines, target) for lines in seeds) for target in TARGETS]
         means = interval([fmean(accuracies(lines, 0.9)) for lines in seeds])
+        own = interval([fmean(accuracies(lines, 0.9, of="personal")) for lines in seeds])
         moves = ", ".join(f"{still_moves(lines):+.1f}" for lines in seeds)
         named = ", ".join(filter(None, (row, changes)))
-        print(f"| {named} | {len(seeds)} | {means} | {moves} | {' | '.join(cells)} |")
+        print(f"| {named} | {len(seeds)} | {means} | {moves} | {own} | {' | '.join(cells)} |")
 
 
 def draw(runs: Runs, to: Path) -> None:

@@ -67,6 +67,12 @@ def test_workers_and_runs_that_are_resumed_give_the_same_digest(tmp_path, expect
 
 
 @pytest.mark.slow
+def test_actors_give_the_same_digest(tmp_path, expected):
+    pytest.importorskip("ray", reason="the extra 'ray' is not installed")
+    assert digest(tmp_path / "actors", PORTABLE, "run.executor=ray", "run.workers=2") == expected
+
+
+@pytest.mark.slow
 @pytest.mark.skipif(
     torch.backends.cpu.get_cpu_capability() == "DEFAULT", reason="the processor has nothing to leave out"
 )
