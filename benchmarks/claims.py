@@ -1,7 +1,7 @@
 """Do the papers' claims hold? What is finished of a recipe that runs over a whole horizon: lines, curves and a table.
 
     POTLUCK_DATA=... OMP_NUM_THREADS=1 potluck reproduce claims-fedin --runs FOLDER [--only FedIN] [--seeds 2]
-    python benchmarks/claims.py claims-fedin FOLDER [--seeds 2]
+    python benchmarks/claims.py claims-fedin FOLDER [--only FedIN] [--seeds 2]
 
 The first takes days of a core and goes on where it was stopped. A line of `results/claims-fedin.csv` is an evaluated
 round of a finished run; the last one of a run has its checkpoint's digest. Lines of runs that are not at hand are kept.
@@ -123,9 +123,11 @@ def draw(runs: Runs, to: Path) -> None:
     figure.savefig(to, dpi=120, metadata={"Software": None})
 
 
-def collected(recipe: Recipe, folder: Path, seeds: int, changes: Sequence[str]) -> Iterator[tuple[Name, list[Line]]]:
-    """The finished runs in a folder."""
-    planned = plan(recipe, 1.0, seeds, changes)
+def collected(
+    recipe: Recipe, only: str, folder: Path, seeds: int, changes: Sequence[str]
+) -> Iterator[tuple[Name, list[Line]]]:
+    """The finished runs in a folder, of the rows that a shell-style pattern selects."""
+    planned = plan(recipe, 1.0, seeds, changes, recipe.part(only))
     measures = {row.name: recipe.by(row) for row in recipe.rows}
     for one, end in zip(planned, finished(planned, folder), strict=True):
         if end is not None and end.folder is not None:
@@ -140,10 +142,12 @@ def main() -> None:
     parser.add_argument("runs", type=Path, help="folder of the runs")
     parser.add_argument("changes", nargs="*", help="dotted keys, as the runs had them")
     parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--only", default="*", help="rows, shell-style; some may not have a changed setting")
     options = parser.parse_intermixed_args()
     recipe = load_recipe(options.recipe)
     table, rows = RESULTS / f"{recipe.name}.csv", [row.name for row in recipe.rows]
-    runs = runs_in(table) | dict(collected(recipe, options.runs, options.seeds, options.changes))
+    found = collected(recipe, options.only, options.runs, options.seeds, options.changes)
+    runs = runs_in(table) | dict(found)
     runs = dict(sorted(runs.items(), key=lambda run: (rows.index(run[0][0]), run[0][1], int(run[0][2]))))
     with table.open("w", newline="", encoding="utf-8") as file:
         out = csv.DictWriter(file, COLUMNS, lineterminator="\n")
