@@ -17,6 +17,7 @@ from statistics import fmean
 
 from potluck.analysis.compare import confidence_interval
 from potluck.analysis.read import read_run
+from potluck.analysis.tables import running_means
 from potluck.recipes import Recipe, load_recipe
 from potluck.recipes.beside import finished, plan
 from potluck.records import CHECKPOINT, LAST, Checkpoint, Measure
@@ -114,8 +115,7 @@ def draw(runs: Runs, to: Path) -> None:
         for one in of_seeds:
             axes.plot(places, one, color=color, alpha=0.3, linewidth=1)
         mean = [fmean(at) for at in zip(*of_seeds, strict=True)]
-        smooth = [fmean(mean[max(0, end - SMOOTHED) : end]) for end in range(1, len(mean) + 1)]
-        axes.plot(places, smooth, color=color, linewidth=2, label=row)
+        axes.plot(places, running_means(mean, SMOOTHED), color=color, linewidth=2, label=row)
     axes.set_xlabel("round")
     axes.set_ylabel("accuracy, %")
     axes.grid(alpha=0.3)

@@ -25,15 +25,11 @@ from potluck.testing.checks.subjects import all_bytes, engine_for
 from potluck.testing.worlds import run_rounds
 
 OWN = '''
-from potluck import fl
 from potluck.methods.fedavg import FedAvg
 
 
 class Mine(FedAvg):
-    """Another weighting of the same."""
-
-
-net = lambda: fl.nn.Linear(3, 2)
+    """The same by another name."""
 '''
 
 

@@ -190,7 +190,7 @@ class RunConfig(Checked):
         evaluate_every: rounds between evaluations; the last round is always evaluated.
         common_test: whether each client's model is also evaluated on the common test set.
         executor: what carries out the clients' work: this process ("sequential"), or one process for each core
-            ("workers"), which share an accelerator, with the same results to the last bit; "stacked" trains similar
+            ("workers") with the same results to the last bit, which can share an accelerator; "stacked" trains similar
             clients as one batched computation, in all processes, which changes last bits; "ray" runs on your own Ray
             cluster, at `RAY_ADDRESS`. "auto" uses all cores, and stacks small nets without convolutions.
         workers: the number of processes; by default one for each core.
