@@ -18,6 +18,8 @@ from PIL import Image
 from potluck.analysis.read import last, read_run
 from potluck.data.datasets import list_datasets
 from potluck.data.datasets._hub import HubSource
+from potluck.engine.rounds.engine import Engine
+from potluck.experiment.federation.assemble import assemble
 from potluck.experiment.running.several import _start
 from potluck.recipes import list_recipes, load_recipe
 from potluck.recipes.beside import plan
@@ -436,6 +438,31 @@ def test_every_recipe_runs_at_its_smallest_scale_and_shows_ours_where_it_ran_and
         assert ran
         assert all(re.fullmatch(r"\d+(\.\d+)?|>\d+", found) for found in ran), ran
         assert {found for name, column, found in shown if not (name == row.name and column in columns)} <= {"–"}
+
+
+def of_accuracies():
+    """The recipes that compare an accuracy, or rounds to one, and not sizes alone."""
+    recipes = map(load_recipe, list_recipes())
+    return [r.name for r in recipes if not all(column.millions or column.states for column in r.columns)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", of_accuracies())
+def test_every_row_has_the_accuracy_that_its_recipe_compares(monkeypatch, hub_of_noise, name):
+    """Of a method without a model of the server's, or a run without the common test set, hours would show nothing."""
+    monkeypatch.setenv("POTLUCK_DATA", str(hub_of_noise))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(hub_of_noise / "cache"))
+    recipe, met = load_recipe(name), set()
+    share = 1.0 if recipe.keep_clients else 0.3  # of the images of noise
+    by = {row.name: recipe.by(row) for row in recipe.rows}
+    for one in plan(recipe, 1e-6, 1, [f"federation.train_fraction={share}"]):
+        if one.row in met:
+            continue
+        met.add(one.row)
+        assert by[one.row] != "common" or one.experiment.run.common_test, one.row
+        if by[one.row] == "global":
+            engine = Engine(one.experiment.method, assemble(one.experiment).federation)
+            assert engine.global_model(engine.start()) is not None, one.row
 
 
 def ours(recipe, text, row):
