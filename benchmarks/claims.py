@@ -108,8 +108,7 @@ def draw(runs: Runs, to: Path) -> None:
 
     figure = Figure(figsize=(7, 4), layout="constrained")
     axes = figure.subplots()
-    unchanged = [name for name in runs if not name[1]]
-    for number, (row, names) in enumerate(groupby(unchanged, key=lambda name: name[0])):
+    for number, (row, names) in enumerate(groupby(runs, key=lambda name: name[0])):
         seeds, color = [runs[name] for name in names], f"C{number}"
         places, of_seeds = [int(line["round"]) for line in seeds[0]], [accuracies(lines) for lines in seeds]
         for one in of_seeds:
@@ -153,7 +152,8 @@ def main() -> None:
         out = csv.DictWriter(file, COLUMNS, lineterminator="\n")
         out.writeheader()
         out.writerows(line for lines in runs.values() for line in lines)
-    draw(runs, RESULTS / f"{recipe.name}.png")
+    if unchanged := {name: lines for name, lines in runs.items() if not name[1]}:
+        draw(unchanged, RESULTS / f"{recipe.name}.png")
     print_table(runs)
 
 
