@@ -3,7 +3,7 @@
     POTLUCK_DATA=... OMP_NUM_THREADS=1 potluck reproduce claims-fedin --runs FOLDER [--only FedIN] [--seeds 2]
     python benchmarks/claims.py claims-fedin FOLDER [--only FedIN] [--seeds 2]
 
-The first takes days of a core and goes on where it was stopped. A line of `results/claims-fedin.csv` is an evaluated
+The first takes hours of a core and goes on where it was stopped. A line of `results/claims-fedin.csv` is an evaluated
 round of a finished run; the last one of a run has its checkpoint's digest. Lines of runs that are not at hand are kept.
 Both take changed settings, such as method.training.lr=0.01; these are in the lines and the table, not in the picture.
 """

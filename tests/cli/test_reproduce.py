@@ -136,6 +136,18 @@ def hub_of_noise(tmp_path_factory):
     return folder
 
 
+@pytest.fixture
+def on_noise(hub_of_noise, monkeypatch):
+    """Data sets are those images of noise."""
+    monkeypatch.setenv("POTLUCK_DATA", str(hub_of_noise))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(hub_of_noise / "cache"))
+
+
+def few_images(recipe):
+    """The setting by which a recipe has as many images of noise as its clients need."""
+    return f"federation.train_fraction={1.0 if recipe.keep_clients else 0.3}"
+
+
 def write(folder, source, split, rng, count):
     """Write one split of a data set."""
     import pyarrow
@@ -413,20 +425,16 @@ def test_interrupted_and_started_again_it_goes_on_and_ends_with_the_same_table(p
 
 @pytest.mark.rotates
 @pytest.mark.slow
+@pytest.mark.usefixtures("on_noise")
 @pytest.mark.parametrize("name", list_recipes())
-def test_every_recipe_runs_at_its_smallest_scale_and_shows_ours_where_it_ran_and_nowhere_else(
-    potluck, tmp_path, monkeypatch, hub_of_noise, name
-):
+def test_every_recipe_runs_at_its_smallest_scale_and_shows_ours_where_it_ran_and_nowhere_else(potluck, tmp_path, name):
     """The last row that can be run, in the first setting, on images of noise; the process is this one."""
-    monkeypatch.setenv("POTLUCK_DATA", str(hub_of_noise))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(hub_of_noise / "cache"))
     whole = load_recipe(name)
     setting = next(setting for _, setting in whole.cells())
     row = [row for row, of in whole.cells() if of == setting][-1]
     columns = [column for column in whole.columns if column.setting == setting]
     part = whole.part(glob.escape(row.name), glob.escape(columns[0].full_title))
-    share = 1.0 if whole.keep_clients else 0.3  # of the images of noise
-    smaller = [f"federation.train_fraction={share}", "method.training.epochs=1", "run.rounds=1"]
+    smaller = [few_images(whole), "method.training.epochs=1", "run.rounds=1"]
     smaller += ["run.cohort_fraction=0.1"] if "fedorion" in whole.methods else []  # whose networks are the largest
     run_here(plan(whole, 1e-6, 1, smaller, part), tmp_path / "runs" / "reproduce")
     outcome = potluck(f"reproduce {name} --scale 1e-6 {' '.join(smaller)} --finished --card card.md")
@@ -447,15 +455,13 @@ def of_accuracies():
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("on_noise")
 @pytest.mark.parametrize("name", of_accuracies())
-def test_every_row_has_the_accuracy_that_its_recipe_compares(monkeypatch, hub_of_noise, name):
+def test_every_row_has_the_accuracy_that_its_recipe_compares(name):
     """Of a method without a model of the server's, or a run without the common test set, hours would show nothing."""
-    monkeypatch.setenv("POTLUCK_DATA", str(hub_of_noise))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(hub_of_noise / "cache"))
     recipe, met = load_recipe(name), set()
-    share = 1.0 if recipe.keep_clients else 0.3  # of the images of noise
     by = {row.name: recipe.by(row) for row in recipe.rows}
-    for one in plan(recipe, 1e-6, 1, [f"federation.train_fraction={share}"]):
+    for one in plan(recipe, 1e-6, 1, [few_images(recipe)]):
         if one.row in met:
             continue
         met.add(one.row)
