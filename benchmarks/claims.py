@@ -16,6 +16,7 @@ from pathlib import Path
 from statistics import fmean
 
 from potluck.analysis.compare import confidence_interval
+from potluck.analysis.provenance import stretches
 from potluck.analysis.read import read_run
 from potluck.analysis.tables import running_means
 from potluck.recipes import Recipe, load_recipe
@@ -41,14 +42,16 @@ def lines_of(name: Name, folder: Path, by: Measure) -> Iterator[dict[str, str]]:
     """
     run = read_run(folder)
     evaluated = [record for record in run.rounds if record.evaluated]
-    commit = str(run.manifest.get("potluck_commit") or run.manifest["git_commit"])[:7]
+    made_with = stretches(run)
     digest = Checkpoint.read(folder / CHECKPOINT / LAST).digest
     for record in evaluated:
         measures: tuple[Measure, Measure] = (by, "personal")
         numbers = (record.loss_local, *(record.value(measure, run.metric.name) for measure in measures))
         shown = ["" if number is None else f"{number:.4f}" for number in numbers]
         end = digest if record is evaluated[-1] else ""
-        cells = [*name, str(record.round), *shown, commit, str(run.manifest["machine"]), end]
+        facts = next(facts for upto, facts in made_with if record.round <= upto)
+        commit = str(facts.get("potluck_commit") or run.manifest["git_commit"])[:7]
+        cells = [*name, str(record.round), *shown, commit, str(facts["machine"]), end]
         yield dict(zip(COLUMNS, cells, strict=True))
 
 

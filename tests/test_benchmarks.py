@@ -283,6 +283,9 @@ method.name = "fedavg"
 """
 
 
+RESUMED = {"last_round": 4, "potluck_commit": "fedcba9876543210"}
+
+
 @pytest.fixture
 def claims(monkeypatch, tmp_path):
     monkeypatch.syspath_prepend(str(BENCHMARKS))
@@ -303,6 +306,8 @@ def test_claims_are_of_finished_runs_alone_and_keep_what_is_not_at_hand(claims, 
         [replace(together.experiment, run=replace(together.experiment.run, rounds=2))], tmp_path / "first", 1, [""]
     )
     run_missing([together.experiment], tmp_path / "second", 1, ["together"])
+    (place,) = (tmp_path / "second").glob("*/manifest.json")
+    place.write_text(json.dumps({**(now := json.loads(place.read_text())), "earlier": [{**now, **RESUMED}]}))
     for folder in ("first", "second"):
         monkeypatch.setattr(sys, "argv", ["claims.py", str(tmp_path / "mine.toml"), str(tmp_path / folder)])
         claims.main()
@@ -314,6 +319,7 @@ def test_claims_are_of_finished_runs_alone_and_keep_what_is_not_at_hand(claims, 
     assert [(line["row"], line["round"]) for line in lines] == [
         (name, str(number)) for name in ("Alone", "Together") for number in range(2, 21, 2)
     ]
+    assert [line["round"] for line in lines if line["commit"] == "fedcba9"] == ["2", "4"]  # each its own commit
     (last,) = [line for line in lines if line["row"] == "Alone" and line["digest"]]
     assert last["round"] == "20"
     assert f"| Alone | 1 | {100 * float(last['accuracy']):.1f} |" in second  # of 20 rounds the last tenth is one look

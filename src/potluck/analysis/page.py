@@ -22,8 +22,9 @@ from potluck.analysis.groups import Group, enumerated, group, heading, values_wi
 from potluck.analysis.names import run_names
 from potluck.analysis.plots.drawn import Drawn, how_drawn
 from potluck.analysis.plots.still import HEIGHT, WIDTH, Still, still
+from potluck.analysis.provenance import provenance
 from potluck.analysis.read import CONFIG, StoredRun, by_class, chosen, joules, last, partition, timings
-from potluck.analysis.rendering import NOTHING, amount, score, template
+from potluck.analysis.rendering import amount, score, template
 from potluck.analysis.settings import differing, settings
 from potluck.analysis.tables import (
     BYTES_PER_MEGABYTE,
@@ -250,9 +251,6 @@ def _experiments(
 
 def _run(run: StoredRun, names: Mapping[Path, str], target: float | None, measure: Measure) -> dict[str, Any]:
     """What the table of runs says of one, and what is needed to repeat it."""
-    facts, packages = run.manifest, run.manifest.get("packages") or {}
-    whose = "git" if facts.get("git_commit") else "potluck"
-    changed = " with changes" if facts.get(f"{whose}_dirty") else ""
     return {
         "name": names[run.folder],
         "folder": run.name,
@@ -266,12 +264,7 @@ def _run(run: StoredRun, names: Mapping[Path, str], target: float | None, measur
         "megabytes": sum(record.bytes_down + record.bytes_up for record in run.rounds) / BYTES_PER_MEGABYTE,
         "evaluation": sum(record.bytes_evaluation for record in run.rounds) / BYTES_PER_MEGABYTE,
         "reached": None if target is None else target_table([run], target, measure)[0].text,
-        "commit": f"{(facts.get(f'{whose}_commit') or NOTHING)[:12]}{changed}",
-        "python": facts.get("python", NOTHING),
-        "packages": {name: packages.get(name) or NOTHING for name in ("potluck", "torch", "numpy")},
-        "machine": facts.get("machine", NOTHING),
-        "data": str(facts.get("data_checksum", NOTHING))[:12],
-        "division": str(facts.get("partition_fingerprint", NOTHING))[:12],
+        "provenance": provenance(run),
         "digests": run.digests,
     }
 

@@ -12,8 +12,9 @@ from potluck.analysis.names import run_names
 from potluck.analysis.page import different, page_text, shared
 from potluck.analysis.plots.curves import draw_curves, save
 from potluck.analysis.plots.drawn import how_drawn
+from potluck.analysis.provenance import provenance
 from potluck.analysis.read import CONFIG, StoredRun, find_runs, last, read_runs
-from potluck.analysis.rendering import NOTHING, template
+from potluck.analysis.rendering import template
 from potluck.analysis.tables import (
     BYTES_PER_MEGABYTE,
     ArchitectureRow,
@@ -166,15 +167,5 @@ def _origins(runs: Sequence[StoredRun]) -> list[tuple[tuple[str, ...], int]]:
 
 
 def _origin(run: StoredRun) -> tuple[str, ...]:
-    """What a run was made with; a dash for what its manifest does not say."""
-    facts, packages = run.manifest, run.manifest.get("packages") or {}
-    whose = "git" if facts.get("git_commit") else "potluck"
-    changed = " with changes" if facts.get(f"{whose}_dirty") else ""
-    return (
-        f"{(facts.get(f'{whose}_commit') or NOTHING)[:12]}{changed}",
-        facts.get("python") or NOTHING,
-        *(packages.get(name) or NOTHING for name in ("potluck", "torch", "numpy")),
-        facts.get("machine") or NOTHING,
-        (facts.get("data_checksum") or NOTHING)[:12],
-        (facts.get("partition_fingerprint") or NOTHING)[:12],
-    )
+    found = provenance(run)
+    return (found.commit, found.python, *found.packages.values(), found.machine, found.data, found.division)

@@ -1,12 +1,12 @@
 """The reproduction card: ours beside a paper's numbers, with what one must know to read them, as Markdown."""
 
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import groupby
-from typing import Any
 
 from potluck.analysis.export import TextTable, markdown
-from potluck.analysis.read import StoredRun
+from potluck.analysis.provenance import provenance
+from potluck.analysis.rendering import NOTHING
 from potluck.recipes.beside import Reproduced
 from potluck.recipes.contents import Column, Recipe
 from potluck.records import Measure
@@ -136,30 +136,21 @@ def _command(found: Reproduced) -> str:
 def _origin(found: Reproduced) -> list[str]:
     """From the manifests: code, machine, data and dates of the runs."""
     runs = [run for of_cell in found.runs.values() for run in of_cell]
-    manifests = [run.manifest for run in runs]
     if not runs:
         return ["No run is finished."]
-    dates = sorted(str(manifest.get("started", "unknown"))[:10] for manifest in manifests)
+    dates = sorted(str(run.manifest.get("started", "unknown"))[:10] for run in runs)
     when = dates[0] if dates[0] == dates[-1] else f"{dates[0]} to {dates[-1]}"
-    versions = [manifest.get("packages", {}) for manifest in manifests]
+    origins = [provenance(run) for run in runs]
+    commits = _each(of.potluck_commit for of in origins)
     return [
         f"{len(runs)} of {len(found.plan)} runs finished, started {when}",
-        f"Potluck {_each(of.get('potluck') for of in versions)}, commit {_each(map(_commit, manifests))}",
-        f"Python {_each(of.get('python') for of in manifests)}, torch {_each(of.get('torch') for of in versions)}",
-        f"{_each(of.get('machine') for of in manifests)}; device {_each(of.get('device') for of in manifests)}",
-        f"Checksums of the data: {_each(map(_data, runs))}",
+        f"Potluck {_each(of.packages['potluck'] for of in origins)}, commit {commits}",
+        f"Python {_each(of.python for of in origins)}, torch {_each(of.packages['torch'] for of in origins)}",
+        _each(of.machine for of in origins),
+        f"Checksums of the data: {_each(f'{run.dataset} {of.data}' for run, of in zip(runs, origins, strict=True))}",
     ]
 
 
-def _each(facts: Iterable[object]) -> str:
+def _each(facts: Iterable[str]) -> str:
     """The different facts, in order of appearance."""
-    return ", ".join(dict.fromkeys("unknown" if fact is None else str(fact) for fact in facts))
-
-
-def _commit(manifest: Mapping[str, Any]) -> str:
-    commit = str(manifest.get("potluck_commit") or "unknown")[:12]
-    return f"{commit} with changes" if manifest.get("potluck_dirty") else commit
-
-
-def _data(run: StoredRun) -> str:
-    return f"{run.dataset} {str(run.manifest.get('data_checksum', 'unknown'))[:12]}"
+    return ", ".join(dict.fromkeys("unknown" if fact == NOTHING else fact for fact in facts))

@@ -156,6 +156,16 @@ def test_a_manifest_of_another_version_or_damaged_is_refused(experiment, tmp_pat
             open_folder(tmp_path)
 
 
+@pytest.mark.parametrize("earlier", [3, ["?"], [{"potluck_commit": "a"}]])
+def test_a_run_whose_manifest_is_damaged_where_it_tells_of_earlier_rounds_does_not_go_on(experiment, tmp_path, earlier):
+    execute(prepare(experiment, assemble(experiment), tmp_path), experiment, tmp_path)
+    damaged = json.dumps({**open_folder(tmp_path), "earlier": earlier})
+    (tmp_path / "manifest.json").write_text(damaged)
+    with pytest.raises(CheckpointError, match=r"manifest\.json is damaged: of `earlier`"):
+        prepare(experiment, assemble(experiment), tmp_path)
+    assert (tmp_path / "manifest.json").read_text() == damaged
+
+
 @pytest.mark.slow
 def test_two_runs_in_two_threads_end_like_each_alone(tmp_path):
     (tmp_path / "dropout.py").write_text(DROPOUT)

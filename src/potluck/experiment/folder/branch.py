@@ -8,13 +8,14 @@ from potluck.engine.disk.files import sync, write_atomically
 from potluck.engine.disk.store import ClientStore
 from potluck.experiment.folder.checkpoint import Checkpoints, read_checked
 from potluck.experiment.folder.folder import new_folder, open_folder, seed_manifest
+from potluck.experiment.folder.provenance import EARLIER, MAY_CHANGE
 from potluck.experiment.results.records import Records
 from potluck.experiment.settings.schema import Experiment
 from potluck.records import BEST, CHECKPOINT, CONFIG, LAST, RELEASES, Checkpoint, kept_rounds
 from potluck.seals import check_continues, differences, what_matters
 
 _FIXED = ("federation.", "run.asynchronous")  # beside the method's name; the second says who is under way
-_INHERITED = ("data_checksum", "partition_fingerprint", "initial_weights")
+_INHERITED = ("data_checksum", "partition_fingerprint", "initial_weights", EARLIER, *MAY_CHANGE)
 
 
 def branch(folder: Path, experiment: Experiment, parent: Path) -> Path:

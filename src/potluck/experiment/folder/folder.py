@@ -1,13 +1,10 @@
 """A run's folder: its name, its configuration, and a manifest of what it ran on."""
 
-import importlib.metadata
 import json
 import logging
-import platform
 import shutil
-import subprocess
 import sys
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -25,6 +22,7 @@ from potluck.engine.disk.files import make_folder, sync, write_atomically
 from potluck.experiment.federation.assemble import Assembly
 from potluck.experiment.federation.needs import cautions, needs_of
 from potluck.experiment.folder.code import keep_code
+from potluck.experiment.folder.provenance import EARLIER, earlier, provenance_now, users_commit
 from potluck.experiment.settings.schema import Experiment
 from potluck.records import (
     LOG,
@@ -36,18 +34,6 @@ from potluck.records import (
     check_schema,
 )
 from potluck.seals import read_sealed
-
-_PACKAGES = (
-    "potluck",
-    "torch",
-    "numpy",
-    "scikit-learn",
-    "datasets",
-    "safetensors",
-    "timm",
-    "tokenizers",
-    "transformers",
-)
 
 
 def new_folder(parent: Path, experiment: Experiment) -> Path:
@@ -104,25 +90,36 @@ def open_folder(folder: Path) -> dict[str, Any]:
     return manifest
 
 
-def write_manifest(folder: Path, assembly: Assembly, computing: dict[str, Any], experiment: Experiment) -> None:
+def write_manifest(
+    folder: Path, assembly: Assembly, computing: Mapping[str, Any], experiment: Experiment, rounds_done: int
+) -> None:
     """Write the manifest: data, code, machine, times, and what the models' builders have frozen.
 
-    Also copies the user's code, and writes how the classes are divided among clients.
+    Also copies the user's code, and writes how the classes are divided among clients. Of a run that is resumed with
+    other code, packages or machine, it keeps what the finished rounds stood on.
 
     Args:
         folder: of the run.
         assembly: the federation, whose data's checksums are recorded.
         computing: executor, threads and so on.
         experiment: the experiment.
+        rounds_done: how many rounds are finished.
 
     Raises:
-        CheckpointError: the run was started on other data, another partition or other files of initial weights.
+        CheckpointError: the run was started on other data, another partition or other files of initial weights; or its
+            manifest is damaged.
         StorageError: the folder cannot be written to.
     """
     before = _manifest(folder) if (folder / MANIFEST).is_file() else {}
     found = check_data(folder, before, assembly)
     start = {} if "started" in before else _start(folder, experiment)
-    before.pop("ended", None)
+    now = provenance_now(computing)
+    try:
+        past = earlier(before, now, rounds_done)
+    except (KeyError, TypeError) as error:
+        place = folder / MANIFEST
+        raise CheckpointError(f"{place} is damaged: of `{EARLIER}`, a table or its last_round is missing") from error
+    before = {name: fact for name, fact in before.items() if name not in ("ended", EARLIER)}
     members, task = assembly.federation.roster.values(), assembly.federation.task
     manifest = {
         "schema_version": SCHEMA_VERSION,
@@ -130,16 +127,12 @@ def write_manifest(folder: Path, assembly: Assembly, computing: dict[str, Any], 
         **before,
         **found,
         "status": "running",
-        **_potluck_commit(),
-        "python": platform.python_version(),
-        "packages": {name: _version(name) for name in _PACKAGES},
-        "machine": f"{platform.system()} {platform.machine()}, {torch.get_num_threads()} cores for torch",
-        "device": "cpu",
+        **now,
+        **({EARLIER: past} if past else {}),
         "task": {"name": task.name, "metrics": [metric.facts() for metric in task.metrics]},
         **_cautions(assembly, experiment),
         **({"client_names": list(assembly.names)} if assembly.names else {}),
         "frozen": {member.architecture: sorted(member.frozen) for member in members if member.frozen},
-        "computing": {**computing, "fused_optimizers": True},
     }
     if partition := _partition(assembly):
         write_atomically(folder / PARTITION, json.dumps(asdict(partition)).encode())
@@ -208,7 +201,7 @@ def _start(folder: Path, experiment: Experiment) -> dict[str, Any]:
     """How and with which code a run was started; recorded once."""
     code = keep_code(folder, experiment)
     facts = {"command": sys.argv, "started": _now(), "started_in": str(Path.cwd()), "code": code}
-    return {**facts, **_users_commit([Path(file["path"]) for file in code])}
+    return {**facts, **users_commit([Path(file["path"]) for file in code])}
 
 
 def note_status(folder: Path, status: str, **facts: Any) -> None:
@@ -281,44 +274,6 @@ def logging_to(folder: Path) -> Generator[None]:
         logger.propagate = propagate
         with suppress(OSError):
             handler.close()
-
-
-def _potluck_commit() -> dict[str, Any]:
-    """The commit of Potluck's code, if it runs from its own checkout."""
-    here = Path(__file__)
-    commit, dirty, tracked = _state_of([here])
-    return {"potluck_commit": commit if tracked else None, "potluck_dirty": dirty if tracked else None}
-
-
-def _users_commit(files: Sequence[Path]) -> dict[str, Any]:
-    """The commit of the repository that holds the user's files; dirty if it has changed or lacks a file."""
-    commit, dirty, tracked = _state_of(files) if files else (None, None, True)
-    return {"git_commit": commit, "git_dirty": dirty if tracked else commit and True}
-
-
-def _state_of(files: Sequence[Path]) -> tuple[str | None, bool | None, bool]:
-    """The commit of the repository around files, whether it has uncommitted changes, and whether it has all files."""
-    try:
-        folder = files[0].parent
-        commit = _git(folder, "rev-parse", "HEAD")
-        changed = _git(folder, "status", "--porcelain", "--untracked-files=no")
-        return commit, bool(changed), all(_git(folder, "ls-files", "--", str(file)) for file in files)
-    except (OSError, subprocess.SubprocessError):
-        return None, None, False
-
-
-def _git(folder: Path, *arguments: str) -> str:
-    done = subprocess.run(
-        ["git", "-C", str(folder), *arguments], capture_output=True, text=True, check=True, timeout=10
-    )
-    return done.stdout.strip()
-
-
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def _now() -> str:

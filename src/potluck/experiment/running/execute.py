@@ -74,7 +74,7 @@ def prepare(
         computing = {"threads": experiment.run.threads, **run.choice.facts, **asdict(chosen), **chosen.facts()}
         if run.releases_privately:
             computing["private_noise"] = "from the operating system: another run of this seed differs"
-        write_manifest(folder, assembly, computing, experiment)
+        write_manifest(folder, assembly, computing, experiment, run.rounds_done)
         config = experiment.toml().encode()
         if not (folder / CONFIG).is_file() or (folder / CONFIG).read_bytes() != config:
             write_atomically(folder / CONFIG, config)
