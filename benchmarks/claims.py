@@ -10,6 +10,7 @@ Both take changed settings, such as method.training.lr=0.01; these are in the li
 
 import argparse
 import csv
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
@@ -105,24 +106,50 @@ def print_table(runs: Runs) -> None:
         print(f"| {named} | {len(seeds)} | {means} | {moves} | {own} | {' | '.join(cells)} |")
 
 
+def panels(runs: Runs) -> list[list[str]]:
+    """The rows with the most seeds, and in a panel of their own those with fewer, whose means are of other seeds."""
+    seeds = Counter(row for row, *_ in runs)
+    most = max(seeds.values())
+    first, second = ([row for row in seeds if (seeds[row] == most) is many] for many in (True, False))
+    return [first, second] if second else [first]
+
+
 def draw(runs: Runs, to: Path) -> None:
-    """A colour for each row: thin lines are seeds, thick ones their mean, of several evaluations each."""
+    """A colour for each row: thin lines are seeds, thick ones their mean, of several evaluations each.
+
+    Below a second panel lie in grey the means of the first one's rows, over those seeds that the second one's have.
+    """
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(7, 4), layout="constrained")
-    axes = figure.subplots()
-    for number, (row, names) in enumerate(groupby(runs, key=lambda name: name[0])):
-        seeds, color = [runs[name] for name in names], f"C{number}"
-        places, of_seeds = [int(line["round"]) for line in seeds[0]], [accuracies(lines) for lines in seeds]
-        for one in of_seeds:
-            axes.plot(places, one, color=color, alpha=0.3, linewidth=1)
-        mean = [fmean(at) for at in zip(*of_seeds, strict=True)]
-        axes.plot(places, running_means(mean, SMOOTHED), color=color, linewidth=2, label=row)
-    axes.set_xlabel("round")
-    axes.set_ylabel("accuracy, %")
-    axes.grid(alpha=0.3)
-    axes.legend()
+    shown = panels(runs)
+    figure = Figure(figsize=(8.5, 4 * len(shown)), layout="constrained")
+    for axes, panel in zip(figure.subplots(len(shown), squeeze=False, sharey=True)[:, 0], shown, strict=True):
+        seeds = {seed for row, _, seed in runs if row in panel}
+        for row in [] if panel is shown[0] else shown[0]:
+            if same := [lines for name, lines in runs.items() if name[0] == row and name[2] in seeds]:
+                axes.plot(*mean_curve(same), color="0.7", linewidth=2)
+        for number, row in enumerate(panel):
+            style = {"color": f"C{number % 10}", "linestyle": "-" if number < 10 else "--"}
+            of_seeds = [lines for name, lines in runs.items() if name[0] == row]
+            for lines in of_seeds:
+                axes.plot(places(lines), accuracies(lines), alpha=0.3, linewidth=1, **style)
+            axes.plot(*mean_curve(of_seeds), linewidth=2, label=row, **style)
+        axes.set_xlabel("round")
+        axes.set_ylabel("accuracy, %")
+        axes.grid(alpha=0.3)
+        axes.legend(loc="upper left", bbox_to_anchor=(1, 1))
     figure.savefig(to, dpi=120, metadata={"Software": None})
+
+
+def places(lines: Sequence[Line]) -> list[int]:
+    """The evaluated rounds."""
+    return [int(line["round"]) for line in lines]
+
+
+def mean_curve(of_seeds: Sequence[Sequence[Line]]) -> tuple[list[int], list[float]]:
+    """Rounds, and the mean over seeds of several evaluations each, in percent."""
+    mean = [fmean(at) for at in zip(*map(accuracies, of_seeds), strict=True)]
+    return places(of_seeds[0]), running_means(mean, SMOOTHED)
 
 
 def collected(
