@@ -117,7 +117,7 @@ def panels(runs: Runs) -> list[list[str]]:
 def draw(runs: Runs, to: Path) -> None:
     """A colour for each row: thin lines are seeds, thick ones their mean, of several evaluations each.
 
-    Below a second panel lie in grey the means of the first one's rows, over those seeds that the second one's have.
+    Behind the rows of a second panel are, in grey, the means of the first one's, over its own seeds.
     """
     from matplotlib.figure import Figure
 

@@ -4,6 +4,7 @@ import csv
 import glob
 import importlib
 import io
+import json
 import re
 import shutil
 import signal
@@ -378,6 +379,15 @@ def test_a_card_says_what_one_must_know_to_read_it(potluck, tmp_path, runs):
     ):
         assert expected in card
     assert max(len(re.findall("\n# ", f"\n{card}")), 1) == 1
+
+
+def test_a_card_names_each_commit_that_has_made_rounds_of_a_resumed_run(potluck, tmp_path, runs):
+    place = next(runs.glob("2*")) / "manifest.json"
+    manifest = json.loads(place.read_text())
+    earlier = [{**manifest, "last_round": 1, "potluck_commit": "f" * 40, "potluck_dirty": False}]
+    place.write_text(json.dumps({**manifest, "potluck_commit": "e" * 40, "potluck_dirty": False, "earlier": earlier}))
+    potluck("reproduce mine.toml --scale 0.01 --finished --card card.md")
+    assert f"{'f' * 12} to round 1, then {'e' * 12}" in (tmp_path / "card.md").read_text()
 
 
 @pytest.mark.usefixtures("runs")

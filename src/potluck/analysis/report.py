@@ -124,7 +124,7 @@ def report_text(runs: Sequence[StoredRun], target: Target | None = None, remarks
         )
         if target
         else [],
-        origins=_origins(runs),
+        provenances=_provenances(runs),
     )
 
 
@@ -161,11 +161,12 @@ def _columns(
     return names, [(label, [scores.get(name) for name in names]) for label, scores in found]
 
 
-def _origins(runs: Sequence[StoredRun]) -> list[tuple[tuple[str, ...], int]]:
+def _provenances(runs: Sequence[StoredRun]) -> list[tuple[tuple[str, ...], int]]:
     """Code, versions, machine and data, each with how many runs had them, in order of appearance."""
-    return list(Counter(map(_origin, runs)).items())
+    return list(Counter(map(_provenance, runs)).items())
 
 
-def _origin(run: StoredRun) -> tuple[str, ...]:
+def _provenance(run: StoredRun) -> tuple[str, ...]:
+    """What a run was made with, in the order of the table's columns."""
     found = provenance(run)
     return (found.commit, found.python, *found.packages.values(), found.machine, found.data, found.division)

@@ -111,7 +111,7 @@ def card(found: Reproduced, note: str = "") -> str:
     if of_rows := [f"{row.name}: {row.note}" for row in recipe.rows if row.note]:
         parts += ["## Rows", _list(of_rows)]
     parts += ["## Known deviations", _list(recipe.deviations or ("None.",))]
-    parts += ["## Made with", _list([_command(found), *_origin(found)])]
+    parts += ["## Made with", _list([_command(found), *_made_with(found)])]
     return "\n\n".join(parts) + "\n"
 
 
@@ -133,21 +133,21 @@ def _command(found: Reproduced) -> str:
     return f"`potluck reproduce {recipe} --scale {found.scale:g} --seeds {found.seeds}{more}`"
 
 
-def _origin(found: Reproduced) -> list[str]:
+def _made_with(found: Reproduced) -> list[str]:
     """From the manifests: code, machine, data and dates of the runs."""
     runs = [run for of_cell in found.runs.values() for run in of_cell]
     if not runs:
         return ["No run is finished."]
     dates = sorted(str(run.manifest.get("started", "unknown"))[:10] for run in runs)
     when = dates[0] if dates[0] == dates[-1] else f"{dates[0]} to {dates[-1]}"
-    origins = [provenance(run) for run in runs]
-    commits = _each(of.potluck_commit for of in origins)
+    known = [provenance(run) for run in runs]
+    commits = _each(of.potluck_commit for of in known)
     return [
         f"{len(runs)} of {len(found.plan)} runs finished, started {when}",
-        f"Potluck {_each(of.packages['potluck'] for of in origins)}, commit {commits}",
-        f"Python {_each(of.python for of in origins)}, torch {_each(of.packages['torch'] for of in origins)}",
-        _each(of.machine for of in origins),
-        f"Checksums of the data: {_each(f'{run.dataset} {of.data}' for run, of in zip(runs, origins, strict=True))}",
+        f"Potluck {_each(of.packages['potluck'] for of in known)}, commit {commits}",
+        f"Python {_each(of.python for of in known)}, torch {_each(of.packages['torch'] for of in known)}",
+        _each(of.machine for of in known),
+        f"Checksums of the data: {_each(f'{run.dataset} {of.data}' for run, of in zip(runs, known, strict=True))}",
     ]
 
 
