@@ -10,7 +10,6 @@ Both take changed settings, such as method.training.lr=0.01; these are in the li
 
 import argparse
 import csv
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
@@ -28,6 +27,7 @@ RESULTS = Path(__file__).parent / "results"
 COLUMNS = ("row", "changes", "seed", "round", "loss_local", "accuracy", "personal", "commit", "machine", "digest")
 TARGETS = (0.25, 0.3, 0.35, 0.4)
 SMOOTHED = 5  # evaluations, in the curves
+COLOURS = [f"C{number}" for number in range(10) if number != 7]  # that one is the grey of the means behind
 Line = Mapping[str, str]
 Name = tuple[str, str, str]  # of a run: row, changes, seed
 Runs = Mapping[Name, Sequence[Line]]
@@ -107,17 +107,16 @@ def print_table(runs: Runs) -> None:
 
 
 def panels(runs: Runs) -> list[list[str]]:
-    """The rows with the most seeds, and in a panel of their own those with fewer, whose means are of other seeds."""
-    seeds = Counter(row for row, *_ in runs)
-    most = max(seeds.values())
-    first, second = ([row for row in seeds if (seeds[row] == most) is many] for many in (True, False))
-    return [first, second] if second else [first]
+    """Rows with the same seeds share a panel, since only their means compare; those with the most seeds come first."""
+    seeds = {row: tuple(seed for other, _, seed in runs if other == row) for row, *_ in runs}
+    kinds = sorted(set(seeds.values()), key=lambda kind: (-len(kind), kind))
+    return [[row for row in seeds if seeds[row] == kind] for kind in kinds]
 
 
 def draw(runs: Runs, to: Path) -> None:
     """A colour for each row: thin lines are seeds, thick ones their mean, of several evaluations each.
 
-    Behind the rows of a second panel are, in grey, the means of the first one's, over its own seeds.
+    Behind the rows of a later panel are, in grey, the means of the first one's, over the later one's seeds.
     """
     from matplotlib.figure import Figure
 
@@ -129,7 +128,7 @@ def draw(runs: Runs, to: Path) -> None:
             if same := [lines for name, lines in runs.items() if name[0] == row and name[2] in seeds]:
                 axes.plot(*mean_curve(same), color="0.7", linewidth=2)
         for number, row in enumerate(panel):
-            style = {"color": f"C{number % 10}", "linestyle": "-" if number < 10 else "--"}
+            style = {"color": COLOURS[number % len(COLOURS)], "linestyle": "-" if number < len(COLOURS) else "--"}
             of_seeds = [lines for name, lines in runs.items() if name[0] == row]
             for lines in of_seeds:
                 axes.plot(places(lines), accuracies(lines), alpha=0.3, linewidth=1, **style)

@@ -349,11 +349,12 @@ def test_a_claim_has_come_to_rest_by_its_last_two_fifths(claims):
     assert claims.reached(lines, 0.6) == "–"
 
 
-def test_rows_whose_means_are_of_fewer_seeds_are_drawn_apart(claims, tmp_path):
+def test_rows_whose_means_are_of_other_seeds_are_drawn_apart(claims, tmp_path):
     lines = [{"round": str(number), "accuracy": str(number / 100)} for number in range(5, 55, 5)]
     runs = {("A", "", "0"): lines, ("A", "", "1"): lines, ("B", "", "1"): lines, ("C", "", "0"): lines}
-    assert claims.panels(runs) == [["A"], ["B", "C"]]
-    assert claims.panels({name: of for name, of in runs.items() if name[0] != "A"}) == [["B", "C"]]
+    runs |= {("D", "", seed): lines for seed in "01"}
+    assert claims.panels(runs) == [["A", "D"], ["C"], ["B"]]
+    assert claims.panels({name: of for name, of in runs.items() if name[0] in "AD"}) == [["A", "D"]]
     claims.draw(runs, tmp_path / "apart.png")
     assert (tmp_path / "apart.png").read_bytes().startswith(b"\x89PNG")
 
