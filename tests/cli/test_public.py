@@ -11,6 +11,11 @@ from potluck.experiment.settings.presets import experiment_for
 HOLDOUT = "fedmd federation.dataset=digits federation.public=holdout"
 
 
+def arrays(path):
+    with np.load(path, allow_pickle=False) as file:
+        return dict(file)
+
+
 def test_it_writes_what_the_parties_have_in_common(potluck, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     outcome = potluck(f"public {HOLDOUT} --to public.npz")
@@ -18,7 +23,7 @@ def test_it_writes_what_the_parties_have_in_common(potluck, tmp_path, monkeypatc
         "Wrote public.npz: 144 public examples and 359 examples of the common test set, prepared inputs of shape"
         " (1, 8, 8)\n"
     )
-    found = dict(np.load("public.npz", allow_pickle=False))
+    found = arrays("public.npz")
     federation = assemble(experiment_for(None, HOLDOUT.replace("fedmd", "method.name=fedmd").split())).federation
     for name, examples in (("public", federation.public), ("common", federation.test)):
         prepared = [batch.inputs.numpy() for batch in examples.batches(100)]
@@ -32,7 +37,7 @@ def test_it_writes_what_the_parties_have_in_common(potluck, tmp_path, monkeypatc
 def test_another_seed_has_other_public_examples(potluck, tmp_path):
     for seed in (0, 1):
         potluck(f"public {HOLDOUT} run.seed={seed} --to {tmp_path}/{seed}.npz")
-    one, other = (np.load(tmp_path / f"{seed}.npz") for seed in (0, 1))
+    one, other = (arrays(tmp_path / f"{seed}.npz") for seed in (0, 1))
     assert str(one["digest"]) != str(other["digest"])
     np.testing.assert_array_equal(one["x_common"], other["x_common"])
 
@@ -40,7 +45,7 @@ def test_another_seed_has_other_public_examples(potluck, tmp_path):
 def test_without_public_examples_there_is_the_common_test_set(potluck, tmp_path):
     outcome = potluck(f"public fd federation.dataset=digits --to {tmp_path}/public.npz")
     assert "359 examples of the common test set, prepared" in outcome.out
-    assert sorted(np.load(tmp_path / "public.npz")) == ["preparation", "x_common", "y_common"]
+    assert sorted(arrays(tmp_path / "public.npz")) == ["preparation", "x_common", "y_common"]
 
 
 @pytest.mark.parametrize(

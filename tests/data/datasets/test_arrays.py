@@ -58,7 +58,8 @@ def test_in_memory_and_from_a_function_they_are_a_mapping(tmp_path):
     np.savez(tmp_path / "named.npz", **flat())
     (tmp_path / "mine.py").write_text(
         "import numpy as np\n\n\ndef data():\n"
-        f"    found = dict(np.load({str(tmp_path / 'named.npz')!r}))\n"
+        f"    with np.load({str(tmp_path / 'named.npz')!r}) as file:\n"
+        "        found = dict(file)\n"
         "    named = {part: {k.split('.')[1]: x for k, x in found.items() if k.startswith(part)}"
         " for part in ('x_train', 'x_test')}\n"
         "    return {**named, 'y_train': found['y_train'], 'y_test': found['y_test']}\n"

@@ -77,4 +77,9 @@ def public_of(tmp_path):
 @pytest.fixture
 def common_of(public_of):
     """Its arrays."""
-    return lambda tree: dict(np.load(public_of(tree)))
+
+    def read(tree):
+        with np.load(public_of(tree)) as file:
+            return dict(file)
+
+    return read
