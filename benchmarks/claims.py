@@ -6,6 +6,7 @@
 The first takes hours of a core and goes on where it was stopped. A line of `results/claims-fedin.csv` is an evaluated
 round of a finished run; the last one of a run has its checkpoint's digest. Lines of runs that are not at hand are kept.
 Both take changed settings, such as method.training.lr=0.01; these are in the lines and the table, not in the picture.
+With --between 120 160 the table is of these rounds alone, in which shorter runs compare with whole ones.
 """
 
 import argparse
@@ -106,6 +107,21 @@ def print_table(runs: Runs) -> None:
         print(f"| {named} | {len(seeds)} | {means} | {moves} | {own} | {' | '.join(cells)} |")
 
 
+def print_between(runs: Runs, first: int, last: int) -> None:
+    """The means of the evaluations from a round to another, for each seed by itself: others may lack a changed run."""
+    print(f"| row | seeds | rounds {first} to {last}, % | on own test parts, % |")
+    print("|---|--:|--:|--:|")
+    for (row, changes), names in groupby(runs, key=lambda name: name[:2]):
+        names = list(names)
+        spans = [[line for line in runs[name] if first <= int(line["round"]) <= last] for name in names]
+        cells = [
+            ", ".join(f"{fmean(accuracies(lines, of=of)):.1f}" if lines else "–" for lines in spans)
+            for of in ("accuracy", "personal")
+        ]
+        named = ", ".join(filter(None, (row, changes)))
+        print(f"| {named} | {', '.join(seed for *_, seed in names)} | {' | '.join(cells)} |")
+
+
 def panels(runs: Runs) -> list[list[str]]:
     """Rows with the same seeds share a panel, since only their means compare; those with the most seeds come first."""
     seeds = {row: tuple(seed for other, _, seed in runs if other == row) for row, *_ in runs}
@@ -171,6 +187,7 @@ def main() -> None:
     parser.add_argument("changes", nargs="*", help="dotted keys, as the runs had them")
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--only", default="*", help="rows, shell-style; some may not have a changed setting")
+    parser.add_argument("--between", nargs=2, type=int, help="first and last round of the table")
     options = parser.parse_intermixed_args()
     recipe = load_recipe(options.recipe)
     table, rows = RESULTS / f"{recipe.name}.csv", [row.name for row in recipe.rows]
@@ -183,7 +200,7 @@ def main() -> None:
         out.writerows(line for lines in runs.values() for line in lines)
     if unchanged := {name: lines for name, lines in runs.items() if not name[1]}:
         draw(unchanged, RESULTS / f"{recipe.name}.png")
-    print_table(runs)
+    print_between(runs, *options.between) if options.between else print_table(runs)
 
 
 if __name__ == "__main__":

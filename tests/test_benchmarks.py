@@ -349,6 +349,18 @@ def test_a_claim_has_come_to_rest_by_its_last_two_fifths(claims):
     assert claims.reached(lines, 0.6) == "–"
 
 
+def test_a_short_run_and_a_long_one_compare_over_the_same_rounds(claims, capsys):
+    numbers = [(20, 0.1, 0.2), (40, 0.2, 0.4), (60, 0.4, 0.6), (80, 0.9, 0.9)]
+    lines = [{"round": str(at), "accuracy": str(one), "personal": str(own)} for at, one, own in numbers]
+    runs = {("A", "", "0"): lines, ("A", "", "1"): lines[1:], ("A", "lr=1", "1"): lines[:2], ("B", "", "0"): lines[:1]}
+    claims.print_between(runs, 40, 60)
+    assert capsys.readouterr().out.splitlines()[2:] == [
+        "| A | 0, 1 | 30.0, 30.0 | 50.0, 50.0 |",
+        "| A, lr=1 | 1 | 20.0 | 40.0 |",
+        "| B | 0 | – | – |",
+    ]
+
+
 def test_rows_whose_means_are_of_other_seeds_are_drawn_apart(claims, tmp_path):
     lines = [{"round": str(number), "accuracy": str(number / 100)} for number in range(5, 55, 5)]
     runs = {("A", "", "0"): lines, ("A", "", "1"): lines, ("B", "", "1"): lines, ("C", "", "0"): lines}
