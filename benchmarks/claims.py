@@ -92,6 +92,11 @@ def interval(values: Sequence[float]) -> str:
     return f"{found.mean:.1f}" if found.half is None else f"{found.mean:.1f} ± {found.half:.1f}"
 
 
+def titled(row: str, changes: str) -> str:
+    """A line's first cell."""
+    return ", ".join(filter(None, (row, changes)))
+
+
 def print_table(runs: Runs) -> None:
     """A line for each row of the recipe and each change of it, in Markdown."""
     targets = " | ".join(f"to {target:.0%}" for target in TARGETS)
@@ -103,8 +108,7 @@ def print_table(runs: Runs) -> None:
         means = interval([fmean(accuracies(lines, 0.9)) for lines in seeds])
         own = interval([fmean(accuracies(lines, 0.9, of="personal")) for lines in seeds])
         moves = ", ".join(f"{still_moves(lines):+.1f}" for lines in seeds)
-        named = ", ".join(filter(None, (row, changes)))
-        print(f"| {named} | {len(seeds)} | {means} | {moves} | {own} | {' | '.join(cells)} |")
+        print(f"| {titled(row, changes)} | {len(seeds)} | {means} | {moves} | {own} | {' | '.join(cells)} |")
 
 
 def print_between(runs: Runs, first: int, last: int) -> None:
@@ -112,14 +116,12 @@ def print_between(runs: Runs, first: int, last: int) -> None:
     print(f"| row | seeds | rounds {first} to {last}, % | on own test parts, % |")
     print("|---|--:|--:|--:|")
     for (row, changes), names in groupby(runs, key=lambda name: name[:2]):
-        names = list(names)
-        spans = [[line for line in runs[name] if first <= int(line["round"]) <= last] for name in names]
+        spans = {name[2]: [line for line in runs[name] if first <= int(line["round"]) <= last] for name in names}
         cells = [
-            ", ".join(f"{fmean(accuracies(lines, of=of)):.1f}" if lines else "–" for lines in spans)
+            ", ".join(f"{fmean(accuracies(lines, of=of)):.1f}" if lines else "–" for lines in spans.values())
             for of in ("accuracy", "personal")
         ]
-        named = ", ".join(filter(None, (row, changes)))
-        print(f"| {named} | {', '.join(seed for *_, seed in names)} | {' | '.join(cells)} |")
+        print(f"| {titled(row, changes)} | {', '.join(spans)} | {' | '.join(cells)} |")
 
 
 def panels(runs: Runs) -> list[list[str]]:
@@ -200,7 +202,10 @@ def main() -> None:
         out.writerows(line for lines in runs.values() for line in lines)
     if unchanged := {name: lines for name, lines in runs.items() if not name[1]}:
         draw(unchanged, RESULTS / f"{recipe.name}.png")
-    print_between(runs, *options.between) if options.between else print_table(runs)
+    if options.between:
+        print_between(runs, *options.between)
+    else:
+        print_table(runs)
 
 
 if __name__ == "__main__":
