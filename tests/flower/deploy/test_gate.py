@@ -126,7 +126,7 @@ def opened(keys, *, mutual=False):
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(keys / "server.crt", keys / "server.key")
         server.socket = context.wrap_socket(server.socket, server_side=True)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)  # how often it looks for its end
     thread.start()
     port = free_port()
     try:
@@ -685,7 +685,7 @@ CALL = b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n"
 
 
 def heard(gate, context, call=CALL):
-    """What a caller with its side of TLS hears until it is cut off."""
+    """What a caller with its side of TLS hears until it has heard a whole answer, or is cut off."""
     said, port = b"", int(gate.address.rpartition(":")[2])
     with (
         suppress(OSError),  # as errors of TLS are
@@ -693,7 +693,7 @@ def heard(gate, context, call=CALL):
         context.wrap_socket(plain, server_hostname="localhost") as line,
     ):
         line.sendall(call)
-        while part := line.recv(4096):
+        while not said.endswith(b"}") and (part := line.recv(4096)):
             said += part
     return said
 

@@ -277,7 +277,7 @@ class Endless(BaseHTTPRequestHandler):
 
 def test_an_answer_without_end_is_cut_off():
     with ThreadingHTTPServer(("127.0.0.1", 0), Endless) as server:
-        thread = threading.Thread(target=server.serve_forever)
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         try:
             assert question(Credentials(f"127.0.0.1:{server.server_port}", None))() == []

@@ -35,6 +35,7 @@ CONNECTIONS_OF_ONE = 8
 _GRACE = 10.0
 _LINGER = 2.0  # seconds in which a refused caller's body is thrown away, so that it can read why
 _CHUNK = 2**17
+_PIECE = 2**15  # of an answer; how much of it may still be here when it counts as fetched, beside asyncio's 64 KiB
 _LONGEST_HEADER = 2**14
 _BACKLOG = 512
 _OUT_OF_FILES = 0.1  # seconds until a connection that could not be accepted is tried again
@@ -248,12 +249,13 @@ class Serving:
         protocol = asyncio.StreamReaderProtocol(reader)
         limits = {"ssl_handshake_timeout": PROVEN_WITHIN, "ssl_shutdown_timeout": 1.0} if self._security else {}
         context = self._security.context if self._security else None
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # asyncio: only where a socket names TCP
         try:
             transport, _ = await loop.connect_accepted_socket(lambda: protocol, connection, ssl=context, **limits)
         except ssl.SSLError as error:
             self._desk.hung_up(error)
             raise
-        transport.set_write_buffer_limits(0)  # waiting for what was written is waiting until it is gone
+        transport.set_write_buffer_limits(1)  # with 0 an empty buffer counts as full under TLS, at every other look
         writer = asyncio.StreamWriter(transport, protocol, reader, loop)
         session: ssl.SSLObject | None = transport.get_extra_info("ssl_object")
         try:
@@ -312,10 +314,9 @@ class _Line:
         headers = [("content-type", answer.kind), ("content-length", str(len(answer.body))), *answer.more]
         head = h11.Response(status_code=answer.status, headers=[*headers, *([("connection", "close")] if last else [])])
         body = () if self._of_head else (h11.Data(data=answer.body),)
-        for event in (head, *body, h11.EndOfMessage()):
-            self._writer.write(self._http.send(event) or b"")
+        content = b"".join(self._http.send(event) or b"" for event in (head, *body, h11.EndOfMessage()))
         async with asyncio.timeout(_GRACE + len(answer.body) / SLOWEST):
-            await self._writer.drain()
+            await self._fetched(content)
 
     async def say_last(self, answer: HttpAnswer) -> None:
         """Send an answer and have the caller hang up, which it can once it has sent its body and read the answer."""
@@ -324,6 +325,16 @@ class _Line:
             async with asyncio.timeout(_LINGER):
                 while await self._reader.read(_CHUNK):
                     pass
+
+    async def _fetched(self, content: bytes) -> None:
+        """Send it, and wait until all but a little of it is gone.
+
+        Under TLS a transport knows only what is not encrypted yet. So it goes in pieces: one is taken when the one
+        before has left for the connection beneath, and that takes none while it has more than 64 KiB to send.
+        """
+        for start in range(0, len(content), _PIECE):
+            self._writer.write(content[start : start + _PIECE])
+            await self._writer.drain()
 
     async def _event(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
         while (event := self._http.next_event()) is h11.NEED_DATA:

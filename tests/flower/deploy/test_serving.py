@@ -1,0 +1,106 @@
+"""A caller has its answer whole if it fetches it, at whatever pace is allowed, and is cut off if it does not."""
+
+import ssl
+import time
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from http.client import HTTPConnection, HTTPException, HTTPSConnection
+
+import pytest
+
+from potluck.flower.deploy import serving
+from potluck.flower.deploy.keys import certify
+from potluck.flower.deploy.processes import free_port
+from potluck.flower.deploy.serving import HttpAnswer, Serving, refusing_answer
+from potluck.flower.deploy.tls import Security
+
+LONG = bytes(range(256)) * 2**17  # 32 MiB, of which the kernel takes only a part ahead
+
+
+@dataclass(frozen=True)
+class LongVisit:
+    """A caller who may say little, and hears much."""
+
+    key: bytes = b"a"
+    longest: int = 10
+
+    def too_long(self):
+        return refusing_answer(413, "too long")
+
+    async def answer(self, body):
+        return HttpAnswer(200, LONG)
+
+
+@dataclass(frozen=True)
+class Clerk:
+    """A desk that admits everybody, or bids everybody farewell."""
+
+    farewell: HttpAnswer | None = None
+
+    def greet(self, certificate, host):
+        return self.farewell
+
+    def admit(self, head):
+        return LongVisit()
+
+    def hung_up(self, error):
+        pass
+
+    async def watch(self):
+        pass
+
+
+@contextmanager
+def served(clerk, keys):
+    """A server, and what connects with it; encrypted where there are keys."""
+    port = free_port()
+    server = Serving(("127.0.0.1", port), clerk, None if keys is None else Security(keys))
+    server.start()
+    if keys is None:
+        connection = HTTPConnection("127.0.0.1", port, timeout=5)
+    else:
+        trust = ssl.create_default_context(cafile=str(keys / "ca.crt"))
+        connection = HTTPSConnection("127.0.0.1", port, timeout=5, context=trust)
+    try:
+        with closing(connection):
+            yield connection
+    finally:
+        server.stop()
+
+
+@pytest.fixture(params=[True, False], ids=["encrypted", "plain"])
+def keys(request, tmp_path):
+    if not request.param:
+        return None
+    certify(tmp_path, [], days=9)
+    return tmp_path
+
+
+def test_who_fetches_a_long_answer_slowly_has_it_whole(keys, monkeypatch):
+    """It takes longer than a caller has for its next request."""
+    monkeypatch.setattr(serving, "PROVEN_WITHIN", 0.7)
+    with served(Clerk(), keys) as connection:
+        connection.request("POST", "/", body=b"x")
+        reply = connection.getresponse()
+        time.sleep(1.4)
+        assert reply.read() == LONG
+
+
+def test_who_does_not_fetch_its_answer_is_cut_off(keys, monkeypatch):
+    monkeypatch.setattr(serving, "_GRACE", 0.3)
+    monkeypatch.setattr(serving, "SLOWEST", 2.0**30)
+    with served(Clerk(), keys) as connection:
+        connection.request("POST", "/", body=b"x")
+        time.sleep(1.0)
+        with pytest.raises((OSError, HTTPException)):
+            connection.getresponse().read()
+
+
+def test_who_is_told_farewell_and_says_nothing_is_cut_off_soon(keys, monkeypatch):
+    monkeypatch.setattr(serving, "_LINGER", 0.3)
+    with served(Clerk(refusing_answer(403, "it is over")), keys) as connection:
+        connection.connect()
+        said = b""
+        while part := connection.sock.recv(4096):  # which fails after five seconds; a caller has ten to prove who it is
+            said += part
+        assert said.endswith(b'{"code": 0, "detail": "it is over"}')
