@@ -18,9 +18,10 @@ LONG = bytes(range(256)) * 2**17  # 32 MiB, of which the kernel takes only a par
 
 
 @dataclass(frozen=True)
-class LongVisit:
-    """A caller who may say little, and hears much."""
+class Visitor:
+    """A caller who may say little."""
 
+    content: bytes
     key: bytes = b"a"
     longest: int = 10
 
@@ -28,7 +29,7 @@ class LongVisit:
         return refusing_answer(413, "too long")
 
     async def answer(self, body):
-        return HttpAnswer(200, LONG)
+        return HttpAnswer(200, self.content)
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class Clerk:
         return self.farewell
 
     def admit(self, head):
-        return LongVisit()
+        return Visitor(LONG if head.path == "/long" else b"short")
 
     def hung_up(self, error):
         pass
@@ -76,21 +77,31 @@ def keys(request, tmp_path):
     return tmp_path
 
 
-def test_who_fetches_a_long_answer_slowly_has_it_whole(keys, monkeypatch):
+def asks_for_the_long_one(connection, before):
+    """After some exchanges, since what asyncio counts under TLS once depended on whether their number is odd."""
+    for _ in range(before):
+        connection.request("GET", "/short")
+        assert connection.getresponse().read() == b"short"
+    connection.request("GET", "/long")
+
+
+@pytest.mark.parametrize("before", [0, 1])
+def test_who_fetches_a_long_answer_slowly_has_it_whole(keys, monkeypatch, before):
     """It takes longer than a caller has for its next request."""
-    monkeypatch.setattr(serving, "PROVEN_WITHIN", 0.7)
+    monkeypatch.setattr(serving, "PROVEN_WITHIN", 0.5)
     with served(Clerk(), keys) as connection:
-        connection.request("POST", "/", body=b"x")
+        asks_for_the_long_one(connection, before)
         reply = connection.getresponse()
-        time.sleep(1.4)
+        time.sleep(1.0)
         assert reply.read() == LONG
 
 
-def test_who_does_not_fetch_its_answer_is_cut_off(keys, monkeypatch):
+@pytest.mark.parametrize("before", [0, 1])
+def test_who_does_not_fetch_its_answer_is_cut_off(keys, monkeypatch, before):
     monkeypatch.setattr(serving, "_GRACE", 0.3)
     monkeypatch.setattr(serving, "SLOWEST", 2.0**30)
     with served(Clerk(), keys) as connection:
-        connection.request("POST", "/", body=b"x")
+        asks_for_the_long_one(connection, before)
         time.sleep(1.0)
         with pytest.raises((OSError, HTTPException)):
             connection.getresponse().read()
