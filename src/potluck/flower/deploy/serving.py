@@ -316,7 +316,7 @@ class _Line:
         body = () if self._of_head else (h11.Data(data=answer.body),)
         content = b"".join(self._http.send(event) or b"" for event in (head, *body, h11.EndOfMessage()))
         async with asyncio.timeout(_GRACE + len(answer.body) / SLOWEST):
-            await self._fetched(content)
+            await self._send(content)
 
     async def say_last(self, answer: HttpAnswer) -> None:
         """Send an answer and have the caller hang up, which it can once it has sent its body and read the answer."""
@@ -326,7 +326,7 @@ class _Line:
                 while await self._reader.read(_CHUNK):
                     pass
 
-    async def _fetched(self, content: bytes) -> None:
+    async def _send(self, content: bytes) -> None:
         """Send it, and wait until all but a little of it is gone.
 
         Under TLS a transport knows only what is not encrypted yet. So it goes in pieces: one is taken when the one
