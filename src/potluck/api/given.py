@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import itertools
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -233,7 +234,8 @@ def _named(model: Any, place: int, builders: dict[str, tuple[Any, Callable[..., 
             return name
     base = _name(model, place)
     taken = {*builders, *list_models()}
-    name = next(name for name in (base, *(f"{base}-{number}" for number in range(2, 10**6))) if name not in taken)
+    numbered = (f"{base}-{number}" for number in itertools.count(2))
+    name = next(name for name in itertools.chain([base], numbered) if name not in taken)
     builders[name] = model, _builder(model, name)
     return name
 

@@ -32,6 +32,8 @@ def test_modules_are_listed_without_importing_them(tmp_path, monkeypatch):
         (package / f"{name}.py").write_text("raise AssertionError")
     monkeypatch.syspath_prepend(tmp_path)
     assert module_names("listed_package") == ["alpha", "beta"]
+    (package / "gamma.py").touch()
+    assert module_names("listed_package") == ["alpha", "beta", "gamma"]
 
 
 def test_a_group_nobody_offers_is_empty():

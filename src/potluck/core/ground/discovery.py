@@ -26,8 +26,15 @@ def module_names(package: str) -> list[str]:
     spec = importlib.util.find_spec(package)
     assert spec is not None
     assert spec.submodule_search_locations is not None
-    found = pkgutil.iter_modules(spec.submodule_search_locations)
-    return sorted(module.name for module in found if not module.name.startswith("_"))
+    places = tuple(spec.submodule_search_locations)
+    return list(_names_in(places, tuple(Path(place).stat().st_mtime_ns for place in places)))
+
+
+@cache
+def _names_in(places: tuple[str, ...], changed: tuple[int, ...]) -> tuple[str, ...]:
+    """The names in folders; kept until a folder changes, since each name that is looked up asks for all of them."""
+    found = pkgutil.iter_modules(places)
+    return tuple(sorted(module.name for module in found if not module.name.startswith("_")))
 
 
 def plugins(group: str) -> "dict[str, EntryPoint]":

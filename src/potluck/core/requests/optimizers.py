@@ -42,6 +42,7 @@ def known_optimizer(name: str) -> str:
     return lower
 
 
+@cache
 def takes(name: str, option: str) -> bool:
     """Whether an optimiser has an option of this name."""
     return option in inspect.signature(optimizers()[name]).parameters

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
 from types import FunctionType, MethodType
 from typing import Any
 
@@ -119,10 +119,12 @@ def _distinct(turns: Iterable[Any]) -> list[Any]:
 
 def _state_bytes(training: LocalTraining, weights: Iterable[nn.Parameter]) -> int:
     """What an optimiser keeps of its weights, once it has taken a step; found of one weight at a time."""
-    return sum(_state_bytes_of(training, nn.Parameter(torch.zeros_like(weight))) for weight in weights)
+    return sum(_state_bytes_of(training, weight.shape, weight.dtype, weight.device) for weight in weights)
 
 
-def _state_bytes_of(training: LocalTraining, weight: nn.Parameter) -> int:
+@lru_cache(maxsize=4096)
+def _state_bytes_of(training: LocalTraining, shape: torch.Size, dtype: torch.dtype, device: torch.device) -> int:
+    weight = nn.Parameter(torch.zeros(shape, dtype=dtype, device=device))
     optimizer = training.new_optimizer([weight])
     weight.grad = torch.zeros_like(weight)
     optimizer.step()
