@@ -1,5 +1,6 @@
 """FedDyn: its invariants and its fixed point, which most re-implementations miss."""
 
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -12,6 +13,7 @@ from potluck.core.ground.errors import ConfigError
 from potluck.core.nets.weights import minus, parameters_of, plus
 from potluck.core.requests.examples import Examples
 from potluck.core.requests.fit import LocalTraining
+from potluck.core.requests.schedule import Schedule
 from potluck.methods.fedavg import FedAvg
 from potluck.methods.feddyn import FedDyn
 from potluck.methods.fedprox import FedProx
@@ -112,6 +114,17 @@ def test_half_of_six_clients_from_zero_end_at_one_and_a_half_times_their_mean(pl
     assert_close(run.state.weights["all"]["weight"], 1.5 * mean)
 
 
+def test_the_server_goes_on_by_h_over_alpha_where_a_rate_that_falls_has_brought_clients_to_a_stop(play, clouds):
+    falling = replace(SGD, schedule=Schedule("steps", factor=1e-9, milestones=(2,)))
+    run = play(FedDyn(falling, 0.3), clouds("mlp2", "mlp2"), rounds=2)
+    before = run.state
+    run.round()
+    assert_close(run.state.h["all"], before.h["all"])
+    expected = plus(before.weights["all"], before.h["all"], -1 / 0.3)
+    assert_close(run.state.weights["all"], expected, **CLOSELY)
+    assert max(float(tensor.abs().max()) for tensor in before.h["all"].values()) > 1e-3
+
+
 def test_a_layer_of_which_no_owner_answered_keeps_theta_and_h(play, clouds):
     run = play(FedDyn(SGD, 0.3), clouds("norm2", "norm3"), rounds=2)
     before = run.state
@@ -151,6 +164,7 @@ def test_with_half_of_the_clients_a_round_it_finds_the_optimum_of_all_and_fedavg
     assert abs(fedavg.state.weights["all"]["weight"].item() - OPTIMUM) > 0.1
 
 
+@pytest.mark.slow
 def test_in_several_dimensions_it_finds_the_optimum_too_and_fedavg_does_not(play):
     """Least squares of four clients whose curvatures have other axes, with half of the clients a round."""
     draws = torch.Generator().manual_seed(0)

@@ -64,7 +64,8 @@ class FedDyn(fl.SharesWeights[State]):
 
     Attributes:
         training: a client's local training.
-        alpha: strength of the regulariser.
+        alpha: strength of the regulariser. At the end of each round theta goes beyond the clients' mean by h / alpha,
+            however low their learning rate is by then: with a rate that falls much, theta does not come to rest.
         sharing: who averages with whom, with which weights.
     """
 
