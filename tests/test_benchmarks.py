@@ -234,6 +234,7 @@ def folder_with(place, method, accuracies):
     (place / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
+@pytest.mark.slow
 def test_the_longer_of_two_runs_of_one_row_is_kept(long_horizon, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["long_horizon.py", str(tmp_path / "first")])
     folder_with(tmp_path / "first/a", 'name = "fedavg"', [0.1, None, 0.35])

@@ -31,6 +31,10 @@ LONG = (
     "keeps_what_is_frozen",
     "is_deterministic",
     "works_with_newcomers",
+    "means_the_same_class_everywhere",
+    "asks_nothing_of_classes_that_a_client_lacks",
+    "declares_its_replies",
+    "lets_go_of_streamed_replies",
     "limit: ",
 )
 """Of a method's defaults: what takes longest, for all methods some minutes; these checks carry the mark `slow`."""

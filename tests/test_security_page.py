@@ -1,6 +1,5 @@
 """Every line of the page on security names tests that there are."""
 
-import ast
 import re
 from pathlib import Path
 
@@ -9,13 +8,10 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "security.md").read_text()
 CLAIMS = re.findall(r"^- (.*?)(?=^- |^## |\Z)", PAGE, flags=re.DOTALL | re.MULTILINE)
-
-
 KNOWN = {
-    node.name
-    for path in sorted((ROOT / "tests").rglob("test_*.py"))
-    for node in ast.walk(ast.parse(path.read_text()))
-    if isinstance(node, ast.FunctionDef)
+    name
+    for path in (ROOT / "tests").rglob("test_*.py")
+    for name in re.findall(r"^def (test_\w+)\(", path.read_text(), flags=re.MULTILINE)
 }
 
 

@@ -231,6 +231,7 @@ def test_a_target_that_no_curve_can_reach_is_refused_before_anything_is_written(
     assert not (tmp_path / "report").exists()
 
 
+@pytest.mark.slow
 def test_smoothing_changes_page_and_picture_and_no_table(store_run, seal, tmp_path):
     folder = seal(store_run(**FACTS))
     plain, smooth = (write_report([folder], tmp_path / f"by{window}", smooth=window) for window in (1, 2))

@@ -60,6 +60,7 @@ def test_analyse__similarity_is_of_what_the_stages_of_the_trained_networks_put_o
     assert set(table.examples) == {60}
 
 
+@pytest.mark.slow
 def test_analyse__of_networks_cut_by_their_dataflow_too(small, tmp_path):
     (tmp_path / "nets.py").write_text(
         "from torch import nn\n\n\n"
@@ -88,6 +89,7 @@ def test_analyse__of_networks_cut_by_their_dataflow_too(small, tmp_path):
     assert last.cka == pytest.approx(feature_cka(one, other), abs=1e-5)
 
 
+@pytest.mark.slow
 def test_analyse__maps_the_features_that_heads_read_of_clients_with_one_width(small):
     models = [{"name": "cnn2", "width": 4}, {"name": "cnn2", "width": 6}]
     local = small("local", models=models)
@@ -173,6 +175,7 @@ def test_analyse__draws_over_the_rounds_that_a_run_has_kept(small, tmp_path):
     assert any("no further rounds" in remark and "is damaged" in remark for remark in remarks)
 
 
+@pytest.mark.slow
 def test_analyse__looks_at_the_network_inside_what_a_method_predicts_with(small):
     proto = small("fedproto")
     found = proto.analyse(examples=30)
@@ -184,6 +187,7 @@ def test_analyse__looks_at_the_network_inside_what_a_method_predicts_with(small)
     assert row.cka == pytest.approx(expected, abs=1e-5)
 
 
+@pytest.mark.slow
 def test_analyse__tells_from_records_alone_where_models_cannot_be_made(small, tmp_path):
     draws = np.random.default_rng(0)
     arrays = {"x_train": draws.normal(size=(60, 8)).astype(np.float32), "y_train": draws.integers(2, size=60)}

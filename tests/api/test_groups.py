@@ -57,6 +57,7 @@ def right(result, train, test):
     return found
 
 
+@pytest.mark.slow
 def test_by__finds_what_each_group_and_each_client_gains_in_each_class(hospitals):
     run, train, test = hospitals
     local, fedavg = run("local"), run("fedavg")

@@ -116,6 +116,7 @@ def test_open_run__is_the_same_object_as_the_run_that_has_made_the_folder(here):
     assert opened.export(0, here / "m.pt").facts["run"] == made.folder.name
 
 
+@pytest.mark.slow
 def test_open_run__models_after_the_chosen_round_are_that_round_s(here):
     made = small(to="runs", rounds=3)
     best = json.loads((made.folder / "checkpoint" / "best.json").read_text())["round"]
@@ -145,6 +146,7 @@ def test_resume__ends_as_without_the_interruption(here):
     assert all(torch.equal(weight, theirs[name]) for name, weight in resumed.model(0).state_dict().items())
 
 
+@pytest.mark.slow
 def test_resume__goes_further_and_branches(here):
     made = small("fedprox", rounds=1, to="runs")
     longer = potluck.resume(made.folder, rounds=2, settings={"run.workers": 1})

@@ -51,6 +51,7 @@ def test_the_bound_is_the_epsilon_at_which_that_probability_is_the_error():
     assert lower_bound(100, 100, 100, 0.0, 0.05) == pytest.approx(-math.log(0.05 ** (-1 / 100) - 1), abs=2e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("epsilon", [0.5, 2.0])
 def test_the_bound_of_randomised_response_is_above_its_epsilon_hardly_ever_and_comes_near(epsilon):
     draws, bounds = np.random.default_rng(0), list[float]()
@@ -103,6 +104,7 @@ def heard_of(epsilon, overrides=(), **world):
     return found.engine, found.heard[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("overrides", "world"), [((), {}), (TRANSLATED, {}), ((), {"batchnorm": True})])
 def test_a_private_run_shows_less_than_its_accountant_states(overrides, world):
     engine, heard = heard_of(2.0, overrides, **world)
@@ -114,6 +116,7 @@ def test_a_private_run_shows_less_than_its_accountant_states(overrides, world):
     assert 0.3 < found.distance <= 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", ["its own", "the handler's stream"])
 def test_noise_from_a_known_seed_is_found_again_and_breaks_the_claim(monkeypatch, seed):
     own = partial(torch.randn, generator=None)

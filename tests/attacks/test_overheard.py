@@ -116,6 +116,7 @@ def test_inputs_that_are_sent_tell_members_for_certain():
     assert (told.source, told.area.value) == ("inputs that were sent", 1.0)
 
 
+@pytest.mark.slow
 def test_a_model_that_knows_its_examples_by_heart_tells_members():
     told = {}
     for epochs in (1, 400):

@@ -136,6 +136,7 @@ def test_completion__knows_all_names():
     assert completion.partitions() == list_partitions()
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("method", list_methods())
 def test_completion__knows_all_keys_of_a_method(method):
     tables = {

@@ -80,6 +80,7 @@ def test_the_table_says_what_it_leaves_out(plan, capsys):
     assert "left out: the data, the whole network's weights (1.03 MiB a copy" in told
 
 
+@pytest.mark.slow
 def test_the_whole_net_takes_stem_norm_and_head_more_than_a_piece_of_all_its_blocks(plan, capsys):
     whole, piece = plan("fair")[0], plan("fair")[-1]
     assert (whole[3], piece[2], piece[3]) == ("117.05 MiB", "stem to block9", "112.02 MiB")
@@ -127,6 +128,7 @@ def test_the_command_shows_pieces_and_refuses_what_is_no_shape(potluck):
     assert "expected sizes joined by x" in refused.err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["fedepth", "mfedepth"])
 def test_a_client_too_weak_for_any_piece_is_refused_before_the_run(potluck, tmp_path, method):
     outcome = potluck(f"run {method} 'federation.capacities=[1.0, 0.01]'")

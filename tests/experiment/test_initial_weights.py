@@ -121,6 +121,7 @@ def test_what_a_table_says_wrongly_is_refused_in_one_line(said, expected):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_with_its_own_file_and_with_no_other(tensors, here, monkeypatch):
     made = play("fedavg", rounds=1, to="runs")
     manifest = json.loads((made.folder / "manifest.json").read_text())

@@ -178,6 +178,7 @@ def test_a_changed_method_is_refused(play):
         play(get_method("fedavg"), rounds=2)
 
 
+@pytest.mark.slow
 def test_length_memory_workers_and_when_rounds_close_may_change(play):
     whole = play(LOCAL, "whole", rounds=2)
     play(LOCAL, rounds=1)
@@ -185,6 +186,7 @@ def test_length_memory_workers_and_when_rounds_close_may_change(play):
     assert play(LOCAL, rounds=2, memory_gib=0.5, workers=2, rounds_close=close).checkpoint == whole.checkpoint
 
 
+@pytest.mark.slow
 def test_keeping_rounds_changes_nothing_and_may_begin_later(play, tmp_path):
     whole = play(LOCAL, "whole", rounds=4)
     play(LOCAL, rounds=1)

@@ -81,6 +81,7 @@ def quick(name, **training: Any):
     return replace(method, training=replace(method.training, **{"lr": 0.02, "epochs": 2, "batch_size": 8, **training}))
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("name", TASKS)
 @pytest.mark.parametrize("method", ANY_TASK)
 def test_methods_that_need_a_criterion_only_learn_every_task(name, method, tmp_path):

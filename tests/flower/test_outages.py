@@ -221,6 +221,7 @@ def raising():
     raise MemoryError("no room")
 
 
+@pytest.mark.slow
 def test_one_absent_node_does_not_stop_the_start(played, tmp_path):
     site = Site(tmp_path / "nodes")
     site.leave("b")

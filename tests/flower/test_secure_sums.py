@@ -249,6 +249,7 @@ def calls_around(nodes, count):
     return calls[count - 4 : count], calls[count:]
 
 
+@pytest.mark.slow
 def test_a_node_that_was_restarted_takes_part_in_no_sums_of_the_round_again(tmp_path, monkeypatch):
     tree, nodes, close = experiment_of(clients=5, run=SEVEN), Nodes(tmp_path, 5), SecureServer.close
 
@@ -323,6 +324,7 @@ def test_a_step_of_another_run_or_about_other_numbers_is_refused(over):
     assert "answer" in said
 
 
+@pytest.mark.slow
 def test_a_node_whose_owner_lists_peers_sums_with_these_and_takes_part_in_nothing_else(tmp_path):
     lines = [peer_line(f"site-{n}", tmp_path / f"node{n}") for n in range(4)]
     everybody, some = tmp_path / "all.txt", tmp_path / "some.txt"
@@ -373,6 +375,7 @@ def test_a_node_without_a_key_or_with_anothers_takes_no_part(tmp_path):
         nodes.serve(experiment_of(rounds=1), tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_a_reply_in_the_clear_is_summed_from_its_masked_numbers_alone(tmp_path):
     """A node that keeps nothing back tells its own numbers, and changes no sum by it."""
     tree, nodes = experiment_of(rounds=1), Nodes(tmp_path, 4)

@@ -166,6 +166,7 @@ def test_what_classifiers_teach_grows_to_its_full_weight_after_the_ramp():
 # The server
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("alpha", [0.0, 0.3])
 def test_each_layer_is_the_mean_of_those_that_have_it_gone_beyond_by_h(play, alpha):
     run = play(DepthFL(SGD, alpha=alpha), images(*FOUR), rounds=2)
@@ -187,6 +188,7 @@ def test_each_layer_is_the_mean_of_those_that_have_it_gone_beyond_by_h(play, alp
         assert_close(run.state.buffers[name], expected)
 
 
+@pytest.mark.slow
 def test_h_is_the_mean_of_all_clients_g_whoever_was_drawn_and_whatever_they_have(play):
     run = play(DepthFL(SGD, alpha=0.3), images(*FOUR), rounds=0)
     for cohort in [(0, 1), (3,), (2,), (0, 1, 2, 3), (1, 3)]:
@@ -197,6 +199,7 @@ def test_h_is_the_mean_of_all_clients_g_whoever_was_drawn_and_whatever_they_have
     assert run.state.h["head.weight"].any()
 
 
+@pytest.mark.slow
 def test_g_changes_by_alpha_times_the_way_gone_and_only_at_clients_that_were_drawn(play):
     run = play(DepthFL(SGD, alpha=0.5), images(*FOUR), rounds=2)
     before = {id: dual(run, id) for id in range(4)}
@@ -209,6 +212,7 @@ def test_g_changes_by_alpha_times_the_way_gone_and_only_at_clients_that_were_dra
         assert_close(dual(run, id), before[id], **EXACTLY)
 
 
+@pytest.mark.slow
 def test_layers_that_no_client_of_a_round_has_stay_with_their_h(play):
     run = play(DepthFL(SGD, alpha=0.3), images(*FOUR), rounds=2)
     before = run.state
@@ -275,6 +279,7 @@ def test_notes__tell_the_norm_of_h(play):
 # Prediction
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("who", ["client", "server"])
 def test_the_mean_of_all_classifiers_predicts(play, who):
     run = play(DepthFL(SGD), images(*FOUR), rounds=2)

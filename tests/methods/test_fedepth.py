@@ -150,6 +150,7 @@ def storage(tensor):
     return tensor.untyped_storage().data_ptr()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("buffer", [True, False])
 def test_no_tensor_of_another_piece_is_saved_for_the_backward_pass(play, buffer):
     run = play(FeDepth(PLAIN, buffer=buffer), images(SIXTH))

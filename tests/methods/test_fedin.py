@@ -513,6 +513,7 @@ def test_a_first_round_sends_weights_to_all_and_so_does_a_clients_own_first_one(
     assert_close(late["weights"], {name: run.states[1].weights["all"][name] for name in late["weights"]}, **EXACTLY)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("shape", "floats"),
     # 16 pairs of the stem's output, 64 channels on a quarter of the side, and of 512 features.

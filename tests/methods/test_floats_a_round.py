@@ -81,6 +81,7 @@ def test_fd_sends_the_0_29_million_of_the_table(play, federation):
     assert found.up["labels"] == sum(PRESENT) * INTEGER  # not in the table
 
 
+@pytest.mark.slow
 def test_fml_sends_the_36_99_million_of_the_table_to_the_float(play):
     found = traffic(play, FML(replace(NONE, steps=1)), of_images())
     floats = (found.down["common"] + found.up["common"]) // FLOAT

@@ -158,6 +158,7 @@ def methods_that_take_heads():
 NETS = {"function": (Function, 8), "maps": (Maps, 64), "layer": (Layer, 8)}
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("name", methods_that_take_heads())
 def test_no_refusal_advises_what_refuses_the_same_net(name):
     for build, inputs in NETS.values():

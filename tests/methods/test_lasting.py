@@ -17,6 +17,7 @@ LASTS = LocalTraining(lr=0.02, batch_size=64, persist=True)
 STILL = LocalTraining("sgd", lr=0.0, batch_size=64)
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize(
     ("name", "second", "stored"),
     [
@@ -99,6 +100,7 @@ def lasting(method, key):
         return None
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize(("name", "key"), TRAININGS, ids=map("-".join, TRAININGS))
 def test_an_optimiser_that_cannot_last_is_refused_before_anybody_trains(name, key):
     """A server's, that is; any other lasts through a run."""

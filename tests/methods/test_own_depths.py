@@ -133,6 +133,7 @@ def staged_residual():
     return StagedNet(stages, net.fc, nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten()))
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("name", ["depthfl", "hypemefed", "scalefl"])
 def test_a_net_in_stages_runs_without_a_scale_and_its_plain_twin_ends_with_the_same_numbers(name):
     ends, options = [], {"widths": (1.0, 0.5), "depths": (1.0, 0.5)} if name == "scalefl" else {}
@@ -145,6 +146,7 @@ def test_a_net_in_stages_runs_without_a_scale_and_its_plain_twin_ends_with_the_s
     assert ends[0] == ends[1] or name == "hypemefed"  # whose hypernetworks begin as the layers are called
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("net", NETS)
 @pytest.mark.parametrize("name", ["depthfl", "hypemefed", "scalefl"])
 def test_a_weak_client_has_the_leading_stages_under_their_names_and_an_exit(name, net):
@@ -246,6 +248,7 @@ def test_a_net_whose_stages_cannot_be_told_apart_is_refused_in_one_line_before_a
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.slow
 def test_fedepth__refuses_a_piece_from_which_no_skip_link_leads_before_anything_trains():
     class Mean(Patches):
         def __init__(self):

@@ -127,6 +127,7 @@ def test_heard_is_all_widths_from_the_widest_that_the_channel_allows():
     assert method.heard(0.5, 0.0) == [0.5, 0.25]  # of a client that trains no more
 
 
+@pytest.mark.slow
 def test_parts_are_decoded_as_often_as_stated_for_each_client_and_round_anew(play, clouds, listening):
     run = play(listening(LocalTraining(steps=1), decoded=(0.3, 0.8)), clouds(*["mlp2"] * 4), rounds=25)
     channels = torch.tensor([channel for _, channel in listening.drawn]).view(25, 4)
@@ -138,6 +139,7 @@ def test_parts_are_decoded_as_often_as_stated_for_each_client_and_round_anew(pla
     assert all(note["decoded-1"] <= note["decoded-0.5"] for note in notes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("distil", [True, False])
 def test_every_number_is_the_plain_mean_over_the_replies_of_which_it_was_decoded(play, clouds, listening, distil):
     decoded = (0.3, 0.6, 0.8)

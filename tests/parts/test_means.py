@@ -96,6 +96,7 @@ REACH = {
 """How much further than the honest are apart."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", ROBUST)
 @given(lie=st.lists(st.floats(-(2.0**100), 2.0**100, width=32), min_size=4, max_size=4), place=st.integers(0, 4))
 def test_one_liar_of_five_moves_the_result_no_further_than_the_honest_are_apart(rule, lie, place):

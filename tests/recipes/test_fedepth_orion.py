@@ -224,6 +224,7 @@ def test_fedorion_one_number_of_the_paper_is_one_experiment():
     assert hundred != experiment("fedorion-table2", "FedORION", "cifar100-20-0.6")  # 56.9 and 59.3
 
 
+@pytest.mark.slow
 def test_fedorion_ablations_and_other_global_models_have_every_client_learn_mutually():
     """Figure 6: "the FedORION algorithm" on the left, "with selective DML" on the right."""
     selective = {}
@@ -241,6 +242,7 @@ def test_fedorion_ablations_and_other_global_models_have_every_client_learn_mutu
     }
 
 
+@pytest.mark.slow
 def test_fedorion_clients_draw_their_architectures():
     """ "Each client is randomly assigned one of the considered models"."""
     for name in FEDORION:

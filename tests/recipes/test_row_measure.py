@@ -60,6 +60,7 @@ method.name = "local"
 """
 
 
+@pytest.mark.slow
 def test_a_row_with_a_measure_of_its_own_shows_that_measure(tmp_path):
     recipe = read_recipe(tomllib.loads(RECIPE), "mine", "mine.toml")
     first, second = plan(recipe, 1.0, 1)

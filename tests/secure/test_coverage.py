@@ -41,6 +41,7 @@ def coverings(draw):
     return Coverage({name: Summand(shape) for name, shape in SHAPES.items()}, pieces, clients), kinds
 
 
+@pytest.mark.slow
 @given(coverings())
 def test_a_block_has_exactly_the_coordinates_that_the_same_clients_cover(given_):
     coverage, kinds = given_
@@ -63,6 +64,7 @@ def test_a_block_has_exactly_the_coordinates_that_the_same_clients_cover(given_)
             assert flat[place].tolist() == coverage.blocks[number].positions.tolist()
 
 
+@pytest.mark.slow
 @given(coverings())
 def test_a_piece_has_the_shape_of_what_a_sub_model_selects(given_):
     coverage, kinds = given_

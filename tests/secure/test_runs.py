@@ -153,6 +153,7 @@ def test_without_tolerance_the_clients_own_failure_ends_the_run():
         played(WATCHED)
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_on_has_the_bytes_of_one_that_was_not_stopped(tmp_path):
     whole, _ = played(folder=tmp_path / "whole", rounds=3)
     played(folder=tmp_path / "parts", rounds=1)

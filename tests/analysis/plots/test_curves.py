@@ -100,6 +100,7 @@ def test_many_rounds_are_drawn_without_markers_and_many_methods_without_repeatin
     assert {line.get_marker() for line in figure.axes[0].lines} == {"None"}
 
 
+@pytest.mark.slow
 def test_the_same_run_gives_the_same_bytes_whatever_a_user_has_configured(store_run, tmp_path):
     run = read_run(store_run())
     first, again, elsewhere = (tmp_path / name for name in ("first.png", "again.png", "elsewhere.png"))

@@ -139,6 +139,7 @@ def test_a_run_counts_each_answer_of_each_client(tmp_path):
     assert finished.releases == {client: Releases(replied.count(client)) for client in sorted(set(replied))}
 
 
+@pytest.mark.slow
 def test_a_round_that_is_played_again_has_released_twice(tmp_path, monkeypatch):
     run(tmp_path, 1).run()
     with monkeypatch.context() as patch:

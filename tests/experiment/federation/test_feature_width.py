@@ -77,6 +77,7 @@ def ran(experiment, folder):
     return Run(experiment.method, assemble(experiment).federation, experiment.run, folder).run()
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("method", ["fedproto", "fedtgp"])
 @pytest.mark.parametrize("fit", ["federation.feature_fit=linear", POOL])
 def test_methods_that_compare_features_run_across_unlike_models(experiment, tmp_path, method, fit):
@@ -158,6 +159,7 @@ def test_stacked_clients_learn_what_they_do_one_by_one(kind):
         assert all(torch.allclose(value, together[key], rtol=1e-10, atol=1e-10) for key, value in alone.items())
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("method", ["heterofl", "fedrolex"])
 @pytest.mark.parametrize("net", [0, 2], ids=["staged", "plain"])
 def test_narrower_nets_are_slices_with_linear_and_refused_with_pool(experiment, tmp_path, method, net):

@@ -181,6 +181,7 @@ def test_states_of_clients_in_a_file_each_as_the_third_schema_has_them_are_taken
     assert records_of(tmp_path, last, of) == {7: b"seven"}
 
 
+@pytest.mark.slow
 def test_each_checkpoint_has_the_states_of_its_round_however_often_files_were_left_behind(tmp_path, monkeypatch):
     monkeypatch.setattr("potluck.engine.disk.segments._LEAST_BYTES", 200)
     store, of, tables = ClientStore(tmp_path), state(clients=1), {}

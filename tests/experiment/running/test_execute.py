@@ -128,6 +128,7 @@ def test_a_folder_that_takes_no_files_is_one_line(name, experiment, tmp_path):
         execute(prepare(experiment, assemble(experiment), tmp_path), experiment, tmp_path)
 
 
+@pytest.mark.slow
 def test_a_manifest_says_how_the_run_stands_while_it_goes_on(experiment, tmp_path):
     said = []
 
@@ -156,6 +157,7 @@ def test_a_manifest_of_another_version_or_damaged_is_refused(experiment, tmp_pat
             open_folder(tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("earlier", [3, ["?"], [{"potluck_commit": "a"}]])
 def test_a_run_whose_manifest_is_damaged_where_it_tells_of_earlier_rounds_does_not_go_on(experiment, tmp_path, earlier):
     execute(prepare(experiment, assemble(experiment), tmp_path), experiment, tmp_path)

@@ -140,6 +140,7 @@ def test_a_flipped_byte_anywhere_in_the_checkpoint_is_noticed(play, tmp_path):
     assert play(FEDMD, rounds=2).checkpoint.round == 2
 
 
+@pytest.mark.slow
 def test_a_missing_file_of_the_checkpoint_is_noticed(play, tmp_path):
     play(FEDMD, rounds=1)
     folder = tmp_path / "run" / "checkpoint"
@@ -151,6 +152,7 @@ def test_a_missing_file_of_the_checkpoint_is_noticed(play, tmp_path):
     assert play(FEDMD, rounds=2).checkpoint.round == 2
 
 
+@pytest.mark.slow
 def test_client_records_spilled_to_disk_change_nothing(play):
     assert play(FEDMD, "small", memory_gib=0.0).checkpoint == play(FEDMD, "large").checkpoint
 
@@ -227,6 +229,7 @@ def test_a_lost_round_leaves_no_trace_in_the_checkpoint(play):
     assert (after.state, after.states) == (before.state, before.states)
 
 
+@pytest.mark.slow
 def test_too_many_lost_rounds_in_a_row_end_the_run_also_when_it_was_stopped_between(play, monkeypatch):
     monkeypatch.setattr(Unlucky, "lost", frozenset(range(2, 9)))
     play(Unlucky, rounds=3, tolerate_failures=True, lost_rounds=3)
@@ -237,6 +240,7 @@ def test_too_many_lost_rounds_in_a_row_end_the_run_also_when_it_was_stopped_betw
     assert str(told.value).endswith("run.lost_rounds sets how many may be")
 
 
+@pytest.mark.slow
 def test_a_client_with_one_example_and_batch_norm_alone_in_a_cohort_does_not_end_the_run(tmp_path):
     federation = toy_federation(World(batchnorm=True, clients=3, architectures=1))
     lone = replace(federation.sites[1], train=federation.sites[1].train.take(torch.tensor([0])))
@@ -277,6 +281,7 @@ def test_a_number_that_is_not_finite_is_never_written_as_null(value, tmp_path):
         Records(tmp_path).add(ROUNDS, [{"round": 1, "loss_local": value}])
 
 
+@pytest.mark.slow
 def test_cohorts_are_the_same_for_every_method(play):
     cohorts = [[r.cohort for r in play(m, m.__name__, cohort_fraction=0.5).rounds] for m in (FEDIN, FEDMD)]
     assert cohorts[0] == cohorts[1]

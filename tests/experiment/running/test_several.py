@@ -47,6 +47,7 @@ def test_found__knows_a_run_by_configuration_seed_and_length(tmp_path):
     assert found(tmp_path / "nowhere", [experiment]) == [None]
 
 
+@pytest.mark.slow
 def test_found__takes_the_run_that_came_furthest(tmp_path):
     experiment = experiment_of()
     done = run_here(experiment, tmp_path)
@@ -196,6 +197,7 @@ def test_run_several__waits_for_a_run_that_somebody_started_alone(tmp_path):
     assert len(list(parent.glob("*/manifest.json"))) == 1
 
 
+@pytest.mark.slow
 def test_found__a_damaged_run_is_named_and_run_again(tmp_path):
     experiment = experiment_of()
     older, newer = run_here(experiment, tmp_path), run_here(experiment, tmp_path)

@@ -85,6 +85,7 @@ def asks_for_the_long_one(connection, before):
     connection.request("GET", "/long")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("before", [0, 1])
 def test_who_fetches_a_long_answer_slowly_has_it_whole(keys, monkeypatch, before):
     """It takes longer than a caller has for its next request."""
@@ -96,6 +97,7 @@ def test_who_fetches_a_long_answer_slowly_has_it_whole(keys, monkeypatch, before
         assert reply.read() == LONG
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("before", [0, 1])
 def test_who_does_not_fetch_its_answer_is_cut_off(keys, monkeypatch, before):
     monkeypatch.setattr(serving, "_GRACE", 0.3)

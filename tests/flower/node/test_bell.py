@@ -44,6 +44,7 @@ def test_who_waits_goes_on_as_soon_as_it_rings(ends):
     assert 0.15 < waited(here) < 2.5
 
 
+@pytest.mark.slow
 def test_a_bell_that_nobody_heard_rings_later_and_once(ends, monkeypatch):
     monkeypatch.setattr(bell, "_ANYWAY", 1.0)
     here, there = ends

@@ -82,6 +82,7 @@ def test_by_default_a_worker_on_a_processor_has_three_quarters_of_the_memory():
     assert default_memory_gib("cuda:1") is None
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="the limit is Linux's")
 def test_what_needs_more_memory_than_the_limit_fails_in_one_line_and_what_needs_less_goes_on():
     done = subprocess.run([sys.executable, "-c", TAKING], capture_output=True, text=True, check=True)

@@ -236,6 +236,7 @@ def test_meeting_waits_beyond_the_deadline_for_as_many_as_are_needed_and_asks_ag
     assert said == ["node b takes no part: Node Unavailable"] * 2
 
 
+@pytest.mark.slow
 def test_meeting_does_not_wait_for_the_answer_of_a_node_that_was_started_anew():
     of, said = experiment(rounds_close={"quorum": 3}), []
     grid = Loopback({name: saying(introduced()) for name in "abc"})
