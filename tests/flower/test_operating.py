@@ -130,7 +130,7 @@ def test_the_page_and_the_terminals_say_what_becomes_of_each_node(server):
     server.until(b="away")
     server.said.until("waits: 2 of 3 clients are there, and 3 are needed; missing: b (client 1)")
     assert "has left" in server.shows("waits: 2 of 3 clients are there")
-    server.go_on("run.rounds_close={quorum=2, deadline_s=30, set_aside={late=2, of=2, rest=3}}")
+    server.go_on("run.rounds_close={quorum=2, deadline_s=30, set_aside={late=2, of=2, rest=5}}")
     server.said.until("continuing without b, which may come later")
     server.until(b="never seen")
     server.join("b")
@@ -142,15 +142,15 @@ def test_the_page_and_the_terminals_say_what_becomes_of_each_node(server):
         aside = server.said.until("client 2 is set aside for rounds ")
         server.until(c="set aside")
         assert "is not drawn up to round" in server.shows("is still at work on a job that was given up")
-        server.join("e")
-        told = server.heard["e"].until("takes no part")
-        assert told.endswith("says the server: the run began without it; it may take part in the next one")
-        server.until(e="takes no part")
     finally:
-        os.kill(worker, signal.SIGCONT)
+        os.kill(worker, signal.SIGCONT)  # at once, to hear of its rest before that is over
     last = int(aside.rpartition(" to ")[2].partition(":")[0])
     words = f"says the server: set aside up to round {last}, since it was late in 2 or more of its last 2 rounds"
     assert server.heard["c"].until("set aside").endswith(words)
+    server.join("e")
+    told = server.heard["e"].until("takes no part")
+    assert told.endswith("says the server: the run began without it; it may take part in the next one")
+    server.until(e="takes no part")
     page = server.get()
     assert str(server.place) not in page
     assert "server.crt" in page
@@ -162,9 +162,9 @@ def test_the_page_and_the_terminals_say_what_becomes_of_each_node(server):
     records = [json.loads(line) for line in (server.run / ROUNDS).read_text().splitlines()]
     assert len(records) == 24
     (first, *_) = [line["round"] for line in records if "2" in line.get("set_aside", {})]
-    assert records[first - 1]["set_aside"]["2"] == first + 3 == last
+    assert records[first - 1]["set_aside"]["2"] == first + 5 == last
     assert [2 in line["late"] for line in records[first - 2 : first]] == [True, True]
-    assert [line["cohort"] for line in records[first:last]] == [[0, 1]] * 3
+    assert [line["cohort"] for line in records[first:last]] == [[0, 1]] * 5
     back = next(line["round"] for line in records[1:] if 1 in line["replied"])
     away = [line["failed"].get("1") for line in records[1 : back - 1]]
     assert 1 < back <= first
