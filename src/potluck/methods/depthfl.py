@@ -73,7 +73,7 @@ class DepthFL(fl.depth.DepthLevels[State]):
         exits: "bottleneck" for the paper's classifiers behind feature maps, or "linear" for small ones.
         consistency: the weight of what classifiers teach one another, once it is grown; 0 for none.
         ramp: rounds in which it grows; with 0 it is there at once.
-        alpha: strength of FedDyn's regulariser, of which FedDyn says what it does with a rate that falls; 0 for FedAvg.
+        alpha: strength of FedDyn's regulariser, which keeps weights moving where the rate falls much; 0 for FedAvg.
         combine: how the clients' values of a number become one.
     """
 

@@ -3,6 +3,7 @@
 import hashlib
 import importlib
 import importlib.util
+import os
 import pkgutil
 import sys
 from collections.abc import Callable, Generator, Iterable, Mapping
@@ -27,12 +28,12 @@ def module_names(package: str) -> list[str]:
     assert spec is not None
     assert spec.submodule_search_locations is not None
     places = tuple(spec.submodule_search_locations)
-    return list(_names_in(places, tuple(Path(place).stat().st_mtime_ns for place in places)))
+    return list(_names_in(places, tuple(file for place in places for file in os.listdir(place))))
 
 
 @cache
-def _names_in(places: tuple[str, ...], changed: tuple[int, ...]) -> tuple[str, ...]:
-    """The names in folders; kept until a folder changes, since each name that is looked up asks for all of them."""
+def _names_in(places: tuple[str, ...], files: tuple[str, ...]) -> tuple[str, ...]:
+    """The names in folders with these files; kept, since each name that is looked up asks for all of them."""
     found = pkgutil.iter_modules(places)
     return tuple(sorted(module.name for module in found if not module.name.startswith("_")))
 
