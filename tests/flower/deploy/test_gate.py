@@ -25,7 +25,13 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_private_key,
     load_ssh_private_key,
 )
-from flwr.proto.fleet_pb2 import ActivateNodeRequest, ActivateNodeResponse, PullMessagesRequest
+from flwr.proto.fleet_pb2 import (
+    ActivateNodeRequest,
+    ActivateNodeResponse,
+    PullMessagesRequest,
+    PullMessagesResponse,
+)
+from flwr.proto.message_pb2 import Message, Metadata, ObjectTree, PullObjectRequest
 from flwr.proto.node_pb2 import Node
 
 from potluck.flower.deploy import serving
@@ -56,7 +62,10 @@ PULL = "/v1/fleet/pull-messages"
 
 
 class Inside(BaseHTTPRequestHandler):
-    """Stands for the SuperLink: gives every node the same number, and answers with the status that it is told."""
+    """Stands for the SuperLink: gives every node the same number, and answers with the status that it is told.
+
+    Attributes of its server: `says`, by path, are answers that it gives once.
+    """
 
     protocol_version = "HTTP/1.1"
 
@@ -64,7 +73,7 @@ class Inside(BaseHTTPRequestHandler):
         body = self.rfile.read(int(self.headers.get("content-length", 0)))
         self.server.seen.append((self.path, dict(self.headers), body))
         self.send_response(self.server.status)
-        content = ActivateNodeResponse(node_id=NUMBER).SerializeToString()
+        content = self.server.says.pop(self.path, ActivateNodeResponse(node_id=NUMBER)).SerializeToString()
         self.send_header("content-length", str(len(content)))
         self.end_headers()
         self.wfile.write(content)
@@ -121,7 +130,7 @@ class Gated:
 @contextmanager
 def opened(keys, *, mutual=False):
     server = ThreadingHTTPServer(("127.0.0.1", 0), Inside)
-    server.seen, server.status, told = [], 200, []
+    server.seen, server.status, server.says, told = [], 200, {}, []
     if keys is not None:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(keys / "server.crt", keys / "server.key")
@@ -181,6 +190,24 @@ def test_a_nodes_request_passes_and_none_of_its_headers_but_the_proof(keys):
         assert shown(key).items() <= {name.lower(): value for name, value in headers.items()}.items()
         assert "forged" not in str(headers)
         assert gate.told == []
+
+
+def test_a_message_that_may_be_lost_is_given_again_without_the_superlink(keys):
+    key, name = key_of(keys), f"{1:064x}"
+    message = Message(metadata=Metadata(run_id=1, message_id=name, dst_node_id=NUMBER))
+    given = PullMessagesResponse(messages_list=[message], message_object_trees=[ObjectTree(object_id=name)])
+    fetching = PullObjectRequest(node=Node(node_id=NUMBER), run_id=1, object_id=name)
+    with opened(keys) as gate:
+        gate.activate(key)
+        gate.server.says[PULL] = given
+        for _ in range(3):
+            status, content = gate.ask(PULL, polling(), signed(key))
+            assert (status, PullMessagesResponse.FromString(content)) == (200, given)
+        assert [path for path, _, _ in gate.seen] == [PULL]
+        assert gate.ask("/v1/fleet/pull-object", fetching.SerializeToString(), signed(key))[0] == 200
+        assert gate.ask(PULL, polling(), signed(key))[1] != content
+        assert [path for path, _, _ in gate.seen] == [PULL, "/v1/fleet/pull-object", PULL]
+        assert gate.sightings.look()["a"].bytes_down > 3 * len(content)
 
 
 def test_the_gate_notes_who_spoke_and_what_was_refused_by_registered_name(keys):

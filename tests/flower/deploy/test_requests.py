@@ -20,6 +20,7 @@ from flwr.proto.message_pb2 import (
     ObjectTree,
     PullObjectRequest,
     PushObjectRequest,
+    PushObjectResponse,
 )
 from flwr.proto.node_pb2 import Node
 from flwr.proto.recorddict_pb2 import RecordDict
@@ -57,12 +58,15 @@ REPLY = Metadata(
 
 
 def say(conversation, path, request, answer=None):
-    """One request, which passes, and its answer."""
+    """One request, which passes, and its answer; returns what was answered before, if that is said again."""
     kind = REQUESTS[f"/v1/fleet/{path}"]
     asked = kind.read(request.SerializeToString())
     kind.check(conversation, asked)
+    if (again := kind.again(conversation, asked)) is not None:
+        return again
     if answer is not None:
         kind.hear(conversation, asked, answer.SerializeToString())
+    return None
 
 
 @pytest.fixture
@@ -70,11 +74,11 @@ def node():
     """A node that has one message to answer."""
     conversation = Conversation(KEY, LARGEST)
     say(conversation, "activate-node", ActivateNodeRequest(public_key=KEY, heartbeat_interval=30.0), NAMED)
-    given = PullMessagesResponse(messages_list=[Message(metadata=ASKED)], message_object_trees=[TREE])
-    say(conversation, "pull-messages", PullMessagesRequest(node=ITSELF), given)
+    say(conversation, "pull-messages", PullMessagesRequest(node=ITSELF), GIVEN)
     return conversation
 
 
+GIVEN = PullMessagesResponse(messages_list=[Message(metadata=ASKED)], message_object_trees=[TREE])
 NAMED = ActivateNodeResponse(node_id=NUMBER)
 
 
@@ -103,14 +107,59 @@ def test_an_honest_node_does_its_work(node):
     say(node, "get-fab", GetFabRequest(node=ITSELF, run_id=RUN, hash_str=name(99)))
     for of in (name(1), name(2)):
         say(node, "pull-object", PullObjectRequest(node=ITSELF, run_id=RUN, object_id=of))
-    received = ConfirmMessageReceivedRequest(node=ITSELF, run_id=RUN, message_object_id=name(1))
-    say(node, "confirm-message-received", received)
+    say(node, "confirm-message-received", RECEIVED)
     asked_for = PushMessagesResponse(objects_to_push=[name(10), name(20)], session_id="s")
     for _ in range(2):  # an answer may be lost on its way
         say(node, "push-messages", reply(), asked_for)
         say(node, "push-object", part(20, PART))
         say(node, "push-object", part(10))
     say(node, "deactivate-node", DeactivateNodeRequest(node_id=NUMBER))
+
+
+RECEIVED = ConfirmMessageReceivedRequest(node=ITSELF, run_id=RUN, message_object_id=name(1))
+READ = {
+    "asks for its run": ("get-run", GetRunRequest(node=ITSELF, run_id=RUN)),
+    "fetches a part": ("pull-object", PullObjectRequest(node=ITSELF, run_id=RUN, object_id=name(2))),
+    "has it": ("confirm-message-received", RECEIVED),
+    "replies": ("push-messages", reply()),
+    "comes anew": ("activate-node", ActivateNodeRequest(public_key=KEY, heartbeat_interval=30.0)),
+}
+
+
+@pytest.mark.parametrize(("path", "request_"), READ.values(), ids=READ)
+def test_a_message_is_given_again_until_the_node_shows_that_it_has_read_it(node, path, request_):
+    for _ in range(3):
+        say(node, "send-node-heartbeat", SendNodeHeartbeatRequest(node=ITSELF, heartbeat_interval=30.0))
+        assert say(node, "pull-messages", PullMessagesRequest(node=ITSELF)) == GIVEN.SerializeToString()
+    say(node, path, request_, NAMED if path == "activate-node" else None)
+    assert say(node, "pull-messages", PullMessagesRequest(node=ITSELF), PullMessagesResponse()) is None
+    assert say(node, "pull-messages", PullMessagesRequest(node=ITSELF)) is None
+
+
+def test_a_part_of_another_message_does_not_show_that_this_one_was_read(node):
+    """Two requests may be under way at once, when the first one's connection has broken."""
+    other = Metadata()
+    other.CopyFrom(ASKED)
+    other.message_id = name(5)
+    tree = ObjectTree(object_id=name(5), children=[ObjectTree(object_id=name(6))])
+    given = PullMessagesResponse(messages_list=[Message(metadata=other)], message_object_trees=[tree])
+    REQUESTS["/v1/fleet/pull-messages"].hear(node, PullMessagesRequest(node=ITSELF), given.SerializeToString())
+    say(node, "pull-object", PullObjectRequest(node=ITSELF, run_id=RUN, object_id=name(6)))
+    assert say(node, "pull-messages", PullMessagesRequest(node=ITSELF)) == GIVEN.SerializeToString()
+
+
+def test_a_reply_and_its_parts_that_the_superlink_has_taken_are_not_given_to_it_again(node):
+    """It would take none of them a second time, and Flower's program would drop the reply."""
+    asked_for = PushMessagesResponse(objects_to_push=[name(10), name(20)], session_id="s")
+    assert say(node, "push-messages", reply(), asked_for) is None
+    assert say(node, "push-messages", reply()) == asked_for.SerializeToString()
+    taken, not_taken = PushObjectResponse(stored=True), PushObjectResponse(stored=False)
+    assert say(node, "push-object", part(20), not_taken) is None
+    assert say(node, "push-object", part(20), taken) is None
+    assert say(node, "push-object", part(20)) == taken.SerializeToString()
+    assert say(node, "push-object", part(10)) is None
+    with pytest.raises(Inadmissible, match="a part that nobody asked for"):
+        say(node, "push-object", part(20, session="another"))
 
 
 def test_an_error_is_a_reply_too(node):
@@ -248,6 +297,7 @@ def test_a_part_belongs_to_its_session(node):
 
 
 def test_messages_that_were_never_answered_are_forgotten(node):
+    last = 1
     for number in range(100, 200):
         asked = Metadata()
         asked.CopyFrom(ASKED)
@@ -255,6 +305,8 @@ def test_messages_that_were_never_answered_are_forgotten(node):
         given = PullMessagesResponse(
             messages_list=[Message(metadata=asked)], message_object_trees=[ObjectTree(object_id=name(number))]
         )
+        say(node, "pull-object", PullObjectRequest(node=ITSELF, run_id=RUN, object_id=name(last)))
+        last = number
         say(node, "pull-messages", PullMessagesRequest(node=ITSELF), given)
     say(node, "push-messages", reply(reply_to_message_id=name(199)))
     with pytest.raises(Inadmissible, match="answers none that it was given"):

@@ -1,14 +1,17 @@
 import ast
 import inspect
+from types import SimpleNamespace
 
+import httpx
 import pytest
 
 pytest.importorskip("flwr", reason="the extra 'flower' is not installed")
 
+from flwr.supercore.retry import make_simple_http_retry_invoker
 from flwr.supernode import start_client_internal
 
 from potluck.flower.node import supernode
-from potluck.flower.node.supernode import Patience
+from potluck.flower.node.supernode import Noting, Patience, Signs
 
 
 class Clock:
@@ -66,3 +69,25 @@ def test_flowers_program_uses_nothing_else_of_the_module_time():
     uses = [one for one in ast.walk(tree) if isinstance(one, ast.Attribute) and getattr(one.value, "id", "") == "time"]
     assert {one.attr for one in uses} == {"sleep"}
     assert {one.args[0].value for one in ast.walk(tree) if isinstance(one, ast.Call) and one.func in uses} == {3, 0.5}
+
+
+BROKEN = {
+    "by a changed byte": httpx.ReadError("[SSL: DECRYPTION_FAILED_OR_BAD_RECORD_MAC] decryption failed (_ssl.c:2580)"),
+    "by a changed byte, as the server says": httpx.WriteError("[SSL: SSLV3_ALERT_BAD_RECORD_MAC] (_ssl.c:2580)"),
+    "in the handshake": httpx.ConnectError("[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed (_ssl.c:1006)"),
+}
+
+
+@pytest.mark.parametrize("error", BROKEN.values(), ids=BROKEN)
+def test_whatever_breaks_a_connection_flower_makes_the_request_again(error, tmp_path):
+    def breaks(context):
+        raise error
+
+    flowers = make_simple_http_retry_invoker()
+    assert flowers.should_giveup(error)  # and drops the message that it is at work on
+    with pytest.raises(type(error)) as broken:
+        Noting(Signs(tmp_path)).intercept(SimpleNamespace(request=httpx.Request("POST", "https://x/y")), breaks)
+    assert not flowers.should_giveup(broken.value)
+    assert isinstance(broken.value, flowers.recoverable_exceptions)
+    assert broken.value.__cause__ is error
+    assert Signs(tmp_path).seen()[1] > 0

@@ -251,6 +251,9 @@ class _Visit:
                 self.request.check(self.node.conversation, asked)
             except Inadmissible as error:
                 return self._refuse(error)
+            if (said := self.request.again(self.node.conversation, asked)) is not None:
+                self._note(down=len(said), up=len(body))
+                return HttpAnswer(200, said, PROTOBUF_MEDIA_TYPE)
             return await self._pass_on(asked)
 
     async def _pass_on(self, asked: Any) -> HttpAnswer:

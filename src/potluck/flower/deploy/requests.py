@@ -5,12 +5,15 @@ run, its app and the parts of a message, says that it has them, announces its re
 leaves. Each names what the SuperLink has told this node before. So the gate listens to the SuperLink's answers, and
 lets pass what follows from them: no text of a node's own choice, no other node's number, message or part, and no reply
 that is larger than replies may be.
+
+An answer may be lost on its way, or changed, and then the node makes its request once more. The SuperLink gives a
+message once, and takes a reply and each of its parts once; here a node hears again what it was told.
 """
 
 import math
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,9 +36,10 @@ from flwr.proto.message_pb2 import (
     ObjectTree,
     PullObjectRequest,
     PushObjectRequest,
+    PushObjectResponse,
 )
 from flwr.proto.run_pb2 import GetRunRequest
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError, Message
 
 from potluck.flower import FAREWELL
 from potluck.flower.wire.envelope import MOST_BESIDE_PARTS, PART
@@ -77,9 +81,11 @@ class _Job:
         metadata: the message's.
         parts: names of its parts, which the node may fetch.
         announced: the names of the reply's parts, which do not change when a node announces its reply again.
-        session: in which the node may send them.
-        awaited: names of the parts that the SuperLink asked for.
+        upload: the SuperLink's answer to that: the parts that it asked for, and the session in which to send them.
+        awaited: the names of these parts.
         sent: by name, the bytes of those that came.
+        stored: names of the parts that the SuperLink has taken.
+        untaken: the SuperLink's answer with the message, until the node has shown that it has read it.
         given: when the node got it, in seconds since 1970.
         done: whether the node has answered it, or has come anew since, which forgets it.
     """
@@ -87,9 +93,11 @@ class _Job:
     metadata: Metadata
     parts: frozenset[str]
     announced: ObjectTree | None = None
-    session: str = ""
+    upload: PushMessagesResponse | None = None
     awaited: frozenset[str] = frozenset()
     sent: dict[str, int] = field(default_factory=dict[str, int])
+    stored: set[str] = field(default_factory=set[str])
+    untaken: PullMessagesResponse | None = None
     given: float = field(default_factory=time.time)
     done: bool = False
 
@@ -135,7 +143,7 @@ class Conversation:
         """The SuperLink says which number it has; it has forgotten what it was at work on."""
         self._number, self.left = answer.node_id, False
         for job in self._jobs.values():
-            job.done = True
+            job.done, job.untaken = True, None
 
     def check_leaving(self, request: DeactivateNodeRequest | UnregisterNodeFleetRequest) -> None:
         """It leaves for itself."""
@@ -152,31 +160,41 @@ class Conversation:
         self._check_number(request.node.node_id)
         _expect(not request.message_ids, "it asks for messages by name")
 
+    def recall_jobs(self, request: PullMessagesRequest) -> PullMessagesResponse | None:
+        """The messages that it was given, if it has done nothing with them: it does, before it asks for others."""
+        return next((job.untaken for job in self._jobs.values() if job.untaken is not None), None)
+
     def learn_jobs(self, request: PullMessagesRequest, answer: PullMessagesResponse) -> None:
         """The SuperLink gives it messages."""
         for message, tree in zip(answer.messages_list, answer.message_object_trees, strict=True):
-            self._jobs[message.metadata.message_id] = _Job(message.metadata, frozenset(_names_in(tree)))
+            parts = frozenset(_names_in(tree))
+            self._jobs[message.metadata.message_id] = _Job(message.metadata, parts, untaken=answer)
         while len(self._jobs) > _JOBS:
             del self._jobs[next(iter(self._jobs))]
 
     def check_run(self, request: GetRunRequest | GetFabRequest) -> None:
         """It asks about a run of which it has a message; an app has the name of a digest."""
         self._check_number(request.node.node_id)
-        _expect(any(self._of_run(request.run_id)), "it asks about a run of which it has no message")
+        of_run = list(self._of_run(request.run_id))
+        _expect(bool(of_run), "it asks about a run of which it has no message")
+        _take(of_run)
         if isinstance(request, GetFabRequest):
             _check_name(request.hash_str)
 
     def check_fetching(self, request: PullObjectRequest) -> None:
         """It fetches a part of a message of its own."""
         self._check_number(request.node.node_id)
-        its_own = any(request.object_id in job.parts for job in self._of_run(request.run_id))
-        _expect(its_own, "it asks for a part of no message of its own")
+        its_own = [job for job in self._of_run(request.run_id) if request.object_id in job.parts]
+        _expect(bool(its_own), "it asks for a part of no message of its own")
+        _take(its_own)
 
     def check_received(self, request: ConfirmMessageReceivedRequest) -> None:
         """It has received a message of its own."""
         self._check_number(request.node.node_id)
         _expect(request.message_object_id in self._jobs, "it confirms no message of its own")
-        self._check_copied(request.run_id, self._jobs[request.message_object_id].metadata.run_id)
+        job = self._jobs[request.message_object_id]
+        self._check_copied(request.run_id, job.metadata.run_id)
+        _take([job])
 
     def check_reply(self, request: PushMessagesRequest) -> None:
         """It announces a reply of its own, to a message of its own, of a size that replies may have."""
@@ -199,25 +217,45 @@ class Conversation:
         self._check_size(tree)
         _expect(job.announced in (None, tree), "it announced another reply to the same message before")
         job.announced = tree
+        _take([job])
+
+    def recall_upload(self, request: PushMessagesRequest) -> PushMessagesResponse | None:
+        """What the SuperLink asked for when the node announced this reply, if it has."""
+        return self._jobs[request.messages_list[0].metadata.reply_to_message_id].upload
 
     def learn_upload(self, request: PushMessagesRequest, answer: PushMessagesResponse) -> None:
         """The SuperLink asks for the reply's parts."""
         job = self._jobs.get(request.messages_list[0].metadata.reply_to_message_id)
         if job is not None:
-            job.session, job.awaited = answer.session_id, frozenset(answer.objects_to_push)
+            job.upload, job.awaited = answer, frozenset(answer.objects_to_push)
             self._look_whether_done(job)
 
     def check_sending(self, request: PushObjectRequest) -> None:
         """It sends a part that the SuperLink asked for; together they are no larger than a reply may be."""
         self._check_number(request.node.node_id)
-        wanted = [job for job in self._of_run(request.run_id) if request.object_id in job.awaited]
-        found = [job for job in wanted if job.session == request.session_id]
-        _expect(bool(found), "it sends a part that nobody asked for")
-        sent = found[-1].sent | {request.object_id: len(request.object_content)}
+        job = self._awaiting(request)
+        if job is None:
+            raise Inadmissible(400, "it sends a part that nobody asked for")
+        sent = job.sent | {request.object_id: len(request.object_content)}
         if (total := sum(sent.values())) > self._largest + LONGEST_PART:
             raise Inadmissible(413, f"its reply has {total} bytes; {self._expected()}")
-        found[-1].sent = sent
-        self._look_whether_done(found[-1])
+        job.sent = sent
+        self._look_whether_done(job)
+
+    def recall_stored(self, request: PushObjectRequest) -> PushObjectResponse | None:
+        """That the SuperLink has taken this part, if it has."""
+        job = self._awaiting(request)
+        return PushObjectResponse(stored=True) if job and request.object_id in job.stored else None
+
+    def learn_stored(self, request: PushObjectRequest, answer: PushObjectResponse) -> None:
+        """The SuperLink says whether it has taken a part."""
+        if answer.stored and (job := self._awaiting(request)):
+            job.stored.add(request.object_id)
+
+    def _awaiting(self, request: PushObjectRequest) -> _Job | None:
+        """The message to whose reply a part belongs, if the SuperLink has asked for the part."""
+        wanted = [job for job in self._of_run(request.run_id) if request.object_id in job.awaited]
+        return next((job for job in wanted if job.upload and job.upload.session_id == request.session_id), None)
 
     def _look_whether_done(self, job: _Job) -> None:
         """Note that a message is answered when all parts of the reply have come."""
@@ -256,6 +294,7 @@ class NodeRequest:
         longest: the most bytes.
         answer: Flower's class of the answer, if something is learned from it.
         learn: what.
+        recall: the answer that the node was given before, if it makes a request once more; else None.
     """
 
     form: type[Any]
@@ -263,6 +302,7 @@ class NodeRequest:
     longest: int = LONGEST_REQUEST
     answer: type[Any] | None = None
     learn: Callable[[Conversation, Any, Any], None] | None = None
+    recall: Callable[[Conversation, Any], Message | None] | None = None
 
     def read(self, body: bytes) -> Any:
         """Read a request; what Flower's class does not have is dropped.
@@ -278,6 +318,11 @@ class NodeRequest:
         found.DiscardUnknownFields()
         return found
 
+    def again(self, conversation: Conversation, request: Any) -> bytes | None:
+        """The answer to a request that a node makes once more, since it may not have heard it; else None."""
+        said = None if self.recall is None else self.recall(conversation, request)
+        return None if said is None else said.SerializeToString()
+
     def hear(self, conversation: Conversation, request: Any, answer: bytes) -> None:
         """Learn from the SuperLink's answer."""
         if self.learn is not None and self.answer is not None:
@@ -291,7 +336,8 @@ _OF_MEMBERS: Mapping[str, NodeRequest] = {
     "deactivate-node": NodeRequest(DeactivateNodeRequest, Conversation.check_leaving),
     "send-node-heartbeat": NodeRequest(SendNodeHeartbeatRequest, Conversation.check_alive),
     "pull-messages": NodeRequest(
-        PullMessagesRequest, Conversation.check_asking, answer=PullMessagesResponse, learn=Conversation.learn_jobs
+        PullMessagesRequest, Conversation.check_asking, answer=PullMessagesResponse, learn=Conversation.learn_jobs,
+        recall=Conversation.recall_jobs,
     ),
     "get-run": NodeRequest(GetRunRequest, Conversation.check_run),
     "get-fab": NodeRequest(GetFabRequest, Conversation.check_run),
@@ -299,9 +345,12 @@ _OF_MEMBERS: Mapping[str, NodeRequest] = {
     "confirm-message-received": NodeRequest(ConfirmMessageReceivedRequest, Conversation.check_received),
     "push-messages": NodeRequest(
         PushMessagesRequest, Conversation.check_reply, LONGEST_ANNOUNCEMENT, PushMessagesResponse,
-        Conversation.learn_upload,
+        Conversation.learn_upload, Conversation.recall_upload,
     ),
-    "push-object": NodeRequest(PushObjectRequest, Conversation.check_sending, LONGEST_PART),
+    "push-object": NodeRequest(
+        PushObjectRequest, Conversation.check_sending, LONGEST_PART, PushObjectResponse, Conversation.learn_stored,
+        Conversation.recall_stored,
+    ),
 }  # fmt: skip
 _OF_ANYBODY: Mapping[str, NodeRequest] = {
     "register-node": NodeRequest(RegisterNodeFleetRequest, Conversation.check_itself),
@@ -313,6 +362,12 @@ def requests_of_nodes(*, registered: bool) -> Mapping[str, NodeRequest]:
     """By path, the requests that nodes make; where keys are not registered beforehand, they register themselves."""
     names = _OF_MEMBERS if registered else {**_OF_MEMBERS, **_OF_ANYBODY}
     return {f"/v1/fleet/{name}": request for name, request in names.items()}
+
+
+def _take(jobs: Iterable[_Job]) -> None:
+    """Note that the node has read these messages."""
+    for job in jobs:
+        job.untaken = None
 
 
 def _names_in(tree: ObjectTree) -> Iterator[str]:

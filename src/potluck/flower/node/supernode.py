@@ -2,7 +2,8 @@
 
 It serves its API at the node's own socket; it touches files by which `potluck join` sees how its requests fare; it
 looks for messages often while it gets some; it has a certificate for servers that ask for one, which Flower's own has
-not; and it ends when its main thread does, which Flower's own outlives, doing nothing, after an error of TLS.
+not; it makes a request again whatever broke the connection, where Flower's own drops the message that it is at work on
+after an error of TLS; and it ends when its main thread does, which Flower's own may outlive, doing nothing.
 """
 
 import os
@@ -77,18 +78,27 @@ def _touched(path: Path) -> int:
         return 0
 
 
-class _Noting:
-    """Notes each reply; an interceptor of Flower's clients."""
+class Noting:
+    """Notes each reply, and names no error after TLS; an interceptor of Flower's clients.
+
+    Flower makes a request again after any error of a connection but one whose text speaks of TLS. A network that
+    changes a byte causes such an error too, and what is wrong for longer `potluck join` finds out by itself.
+    """
 
     def __init__(self, signs: Signs) -> None:
         self._signs = signs
 
     def intercept(self, context: Any, call_next: Callable[[Any], httpx.Response]) -> httpx.Response:
+        """The reply to a request.
+
+        Raises:
+            TransportError: there is none, whatever broke the connection.
+        """
         try:
             reply = call_next(context)
-        except httpx.TransportError:
+        except httpx.TransportError as error:
             self._signs.note(context.request, None)
-            raise
+            raise type(error)("the connection broke", request=context.request) from error
         self._signs.note(context.request, reply)
         return reply
 
@@ -114,7 +124,7 @@ def main() -> None:
         ) -> None:
             if CARRIED in os.environ and isinstance(verify, ssl.SSLContext):
                 show_certificate(verify, Path(os.environ[CARRIED]))
-            super().__init__(base_url, interceptors=[*interceptors, _Noting(signs)], verify=verify, **options)
+            super().__init__(base_url, interceptors=[*interceptors, Noting(signs)], verify=verify, **options)
 
     def pulled(*args: Any, **options: Any) -> dict[str, bytes]:
         """Flower's `pull_objects`, which is called as soon as there is a task."""
