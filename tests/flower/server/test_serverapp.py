@@ -21,7 +21,8 @@ def test_what_a_user_can_mend_is_said_as_it_is_and_other_errors_with_their_kind(
         raise error
 
     monkeypatch.setattr(serverapp, "serve", fails)
-    monkeypatch.setattr(serverapp, "keep_freed_memory", lambda: None)
+    for lasting in ("keep_freed_memory", "end_with_parent"):
+        monkeypatch.setattr(serverapp, lasting, lambda: None)
     config = {"folder": str(tmp_path), "experiment": "{}", "largest-reply": 1}
     with pytest.raises(type(error)):
         serverapp._main(None, SimpleNamespace(run_config=config))

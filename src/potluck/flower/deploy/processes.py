@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -19,6 +20,7 @@ PYTHON = Path(sys.executable).name
 
 _BIN = Path(sys.executable).parent
 _DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG of Linux's prctl
+_LOOKS_EVERY = 0.2  # seconds
 _LONGEST_SOCKET = 103  # bytes of a socket's path: the limit of macOS; Linux allows 107
 
 
@@ -100,6 +102,22 @@ def stop(process: subprocess.Popen[bytes], patience: float = 15.0) -> None:
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
+
+
+def end_with_parent() -> None:
+    """Have this process end when the one that started it has ended, whatever it does at that moment.
+
+    For a process that Flower starts, and ends by an interrupt: where that comes while it waits, or its threads ask a
+    server that is gone, it stays for minutes. It ends as if it were killed.
+    """
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(_LOOKS_EVERY)
+        os._exit(1)
+
+    threading.Thread(target=watch, name="watching the parent", daemon=True).start()
 
 
 def free_port(host: str = "127.0.0.1") -> int:

@@ -11,6 +11,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from potluck.core.ground.errors import PotluckError
 from potluck.engine.numerics.allocator import keep_freed_memory
+from potluck.flower.deploy.processes import end_with_parent
 from potluck.flower.server.hosting import EventLog
 from potluck.flower.server.serve import serve
 
@@ -19,6 +20,7 @@ server_app = ServerApp()
 
 @server_app.main()
 def _main(grid: Grid, context: Context) -> None:
+    end_with_parent()  # a run that goes on in another process wants its folder
     config = context.run_config
     folder = Path(str(config["folder"]))
     events = EventLog(folder)
