@@ -1,6 +1,7 @@
 """A server whose nodes are all gone for a while, leave while they reply, or never come: with Flower's own programs."""
 
 import json
+import signal
 import subprocess
 import sys
 import threading
@@ -9,11 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from potluck.experiment.running.execute import holding
 from potluck.flower.deploy.keys import add_node, certify
 from potluck.flower.deploy.processes import free_port
 from potluck.records import ROUNDS
 
-from .deployed import rounds_of
+from .deployed import replied, rounds_of
 
 pytestmark = pytest.mark.slow
 SETTINGS = (
@@ -140,3 +142,21 @@ def test_a_node_that_leaves_in_the_middle_of_its_reply_costs_that_reply_and_no_t
     deployment.hears("server", r"^round \d+/1000 ", since, within=90)
     (first, *_) = [record for record in rounds_of(deployment.place / "run") if record["replied"] != [0, 1]]
     assert (first["replied"], first["failed"]) == ([0], {"1": "its node left before all of its reply had come"})
+
+
+@pytest.mark.parametrize("ending", [signal.SIGTERM, signal.SIGKILL])
+def test_a_server_leaves_the_runs_folder_to_the_next_one_however_it_ends(deployment, ending):
+    """Flower's program for its app would go on asking for replies, for minutes, with the folder locked."""
+    deployment.keys("--node", "ward-1", "--node", "ward-2")
+    deployment.serve("run")
+    deployment.hears("server", "nodes join by")
+    for name in ("ward-1", "ward-2"):
+        deployment.carry(name)
+        deployment.join(name)
+    deployment.hears("server", "^round 2/1000 ")
+    replied(deployment)
+    server = deployment.running.pop("server")
+    server.send_signal(ending)
+    server.wait(60)
+    with holding(deployment.place / "run", patience=10):
+        pass  # nobody else holds it
