@@ -53,6 +53,15 @@ class Deployment:
         words = ("--keys", name, "--state", f"state-{name}", "--log-json", f"{name}.jsonl")
         self.start(name, "join", address or self.address, *words, *more)
 
+    def begin(self, folder, *names):
+        """Make keys for nodes, serve a run, and have these nodes join it."""
+        self.keys(*(word for name in names for word in ("--node", name)))
+        self.serve(folder)
+        self.hears("server", "nodes join by")
+        for name in names:
+            self.carry(name)
+            self.join(name)
+
     def end(self, name, within=60):
         self.running[name].terminate()
         return self.running.pop(name).wait(within)

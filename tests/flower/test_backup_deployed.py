@@ -37,12 +37,7 @@ def found_in(folder):
 
 def test_a_server_that_is_put_back_elsewhere_ends_with_the_same_bytes(deployment):
     place = deployment.place
-    deployment.keys("--node", "a", "--node", "b")
-    deployment.serve("run")
-    deployment.hears("server", "nodes join by")
-    for name in ("a", "b"):
-        deployment.carry(name)
-        deployment.join(name)
+    deployment.begin("run", "a", "b")
     deployment.hears("a", "at work on round 3")
     for source, copy in (("run", "backup"), ("keys", "backup-keys")):
         subprocess.run(["cp", "-a", place / source, place / copy], check=True)

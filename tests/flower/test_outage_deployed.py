@@ -147,12 +147,7 @@ def test_a_node_that_leaves_in_the_middle_of_its_reply_costs_that_reply_and_no_t
 @pytest.mark.parametrize("ending", [signal.SIGTERM, signal.SIGKILL])
 def test_a_server_leaves_the_runs_folder_to_the_next_one_however_it_ends(deployment, ending):
     """Flower's program for its app would go on asking for replies, for minutes, with the folder locked."""
-    deployment.keys("--node", "ward-1", "--node", "ward-2")
-    deployment.serve("run")
-    deployment.hears("server", "nodes join by")
-    for name in ("ward-1", "ward-2"):
-        deployment.carry(name)
-        deployment.join(name)
+    deployment.begin("run", "ward-1", "ward-2")
     deployment.hears("server", "^round 2/1000 ")
     replied(deployment)
     server = deployment.running.pop("server")

@@ -62,7 +62,7 @@ from potluck.flower.wire.software import Software, unknown_software
 from potluck.models.initial import file_digest
 from potluck.records import CHECKPOINT, LAST
 
-_OLD_SERVER_ENDS_WITHIN = 30.0  # seconds; Flower's server-app process outlives a SuperLink that was killed, a little
+_OLD_SERVER_ENDS_WITHIN = 30.0  # seconds; the app of a server that was killed ends a moment after it
 NODES = "nodes.json"
 """The file in a run's folder that says which node is which client."""
 
