@@ -146,7 +146,7 @@ def test_a_node_that_leaves_in_the_middle_of_its_reply_costs_that_reply_and_no_t
 
 @pytest.mark.parametrize("ending", [signal.SIGTERM, signal.SIGKILL])
 def test_a_server_leaves_the_runs_folder_to_the_next_one_however_it_ends(deployment, ending):
-    """Flower's program for its app would go on asking for replies, for minutes, with the folder locked."""
+    """Flower's program for its app would go on asking for replies, with the folder locked."""
     deployment.begin("run", "ward-1", "ward-2")
     deployment.hears("server", "^round 2/1000 ")
     replied(deployment)

@@ -108,7 +108,7 @@ def end_with_parent() -> None:
     """Have this process end when the one that started it has ended, whatever it does at that moment.
 
     For a process that Flower starts, and ends by an interrupt: where that comes while it waits, or its threads ask a
-    server that is gone, it stays for minutes. It ends as if it were killed.
+    server that is gone, it stays for minutes, or more than an hour. It ends as if it were killed.
     """
     parent = os.getppid()
 
