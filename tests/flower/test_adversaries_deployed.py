@@ -12,6 +12,7 @@ import tempfile
 import threading
 import time
 from contextlib import suppress
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -46,8 +47,8 @@ class Wire:
     """The network between a node and a server: it keeps all that passes, and may change it or lead elsewhere.
 
     Attributes:
-        spoils: None; or which of the pieces to come that are more than a greeting has a byte changed, and whether of
-            those to the server.
+        spoils: None; or which of the pieces to come that are more than a greeting, whether of those to the server, and
+            what becomes of it, `changed` or `cut_off`.
     """
 
     def __init__(self, port):
@@ -80,26 +81,31 @@ class Wire:
                 for ends in ((here, there, True), (there, here, False)):
                     self._start(self._pass, *ends)
 
-    def _is_next(self, part, to_server):
+    def _what_becomes_of(self, part, to_server):
         with self._deciding:
             if len(part) < 200 or self.spoils is None or self.spoils[1] != to_server:
-                return False
-            left, _ = self.spoils
-            self.spoils = (left - 1, to_server) if left else None
-            return not left
+                return None
+            left, *how = self.spoils
+            self.spoils = (left - 1, *how) if left else None
+            return how[-1] if left == 0 else None
 
     def _pass(self, source, target, to_server):
         with suppress(OSError):
             while part := source.recv(2**16):
                 self.passed += part
-                target.sendall(spoilt(part) if self._is_next(part, to_server) else part)
+                spoil = self._what_becomes_of(part, to_server)
+                target.sendall(spoil(part) if spoil else part)
         for end in (source, target):
             with suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
 
 
-def spoilt(part):
+def changed(part):
     return part[:100] + bytes([part[100] ^ 1]) + part[101:]
+
+
+def cut_off(part):
+    raise ConnectionError
 
 
 @pytest.fixture
@@ -124,7 +130,7 @@ def test_strangers_and_the_network_against_real_programs(joined):
     a_stranger_with_a_key_of_its_own_does_not_join(joined)
     a_stranger_gives_no_orders(joined)
     the_network_reads_nothing(joined)
-    what_the_network_changes_is_not_taken_and_said_again(joined)
+    what_the_network_spoils_is_not_taken_and_said_again(joined)
     the_network_does_not_pass_for_the_server(joined)
     replied(joined)
     assert all(process.poll() is None for process in joined.running.values())
@@ -168,14 +174,14 @@ def the_network_reads_nothing(joined):
     assert [word for word in telling if word.encode() in passed] == []
 
 
-def what_the_network_changes_is_not_taken_and_said_again(joined):
+def what_the_network_spoils_is_not_taken_and_said_again(joined):
     """Whichever request or answer it is, it costs no reply and no round waits for it."""
     before = len(rounds_of(joined.place / "run"))
-    for spoils in [(number, to_server) for number in range(8) for to_server in (True, False)]:
-        joined.wire.spoils = spoils
+    for number, to_server, spoil in product(range(6), (True, False), (changed, cut_off)):
+        joined.wire.spoils = (number, to_server, spoil)
         deadline = time.monotonic() + 120
         while joined.wire.spoils:
-            assert time.monotonic() < deadline, "nothing passed that was long enough to be changed"
+            assert time.monotonic() < deadline, "nothing passed that was long enough to be spoilt"
             time.sleep(0.05)
         replied(joined, within=60)
     assert [record["failed"] for record in rounds_of(joined.place / "run")[before:] if record["failed"]] == []
